@@ -1,0 +1,46 @@
+/// The border between host and device: plain structs that a launcher fills and a kernel reads.
+#pragma once
+
+#include <cstdint>
+
+namespace humming_cutlass {
+
+/// Arguments of one GEMM launch, D[m, n] = epilogue(A[m, k] * dequantize(B[n, k])^T).
+///
+/// Pointers are device pointers. B, scales and zero points are packed (layout/packed_atom.hpp); `n` and `k` are the
+/// logical extents, the packed tensors cover them rounded up to 16 and 64.
+struct GemmArguments {
+  void const* ptr_a;              ///< (m, k), row stride `stride_a`, inner stride 1
+  void const* ptr_b;              ///< uint32 [ceil(n/16)][ceil(k/64)][32 * bits]
+  void const* ptr_scale;          ///< ElementScale [ceil(n/16)][groups][16], rows interleaved 0, 8, 1, 9, ...
+  void const* ptr_zero;           ///< ElementZero, laid out as the scales; null without zero points
+  float const* ptr_global_scale;  ///< one float, or null for 1
+  float const* ptr_bias;          ///< float [n], or null
+  void* ptr_d;                    ///< (m, n), row stride `stride_d`, inner stride 1
+  float* ptr_partial;             ///< split-k partial sums; null when `split_k` is 1
+  uint32_t* ptr_counter;          ///< one per output tile, zero before and after every launch
+  int64_t stride_a;               ///< elements between rows of A
+  int64_t stride_d;               ///< elements between rows of D
+  int32_t m;
+  int32_t n;
+  int32_t k;
+  int32_t groups;   ///< scale groups along k of the packed scales; 1 for channel scales
+  int32_t split_k;  ///< CTAs that share the k range of one output tile
+};
+
+/// What a launcher must know of a compiled kernel. Each cubin exports one as `humming_cutlass_traits`.
+struct KernelTraits {
+  int32_t version;       ///< of this struct and of GemmArguments; a launcher refuses another one
+  int32_t threads;       ///< per CTA
+  int32_t smem_bytes;    ///< dynamic shared memory per CTA
+  int32_t tile_m;
+  int32_t tile_n;
+  int32_t tile_k;
+  int32_t cluster_size;  ///< CTAs of a cluster; 1 without clusters
+  int32_t persistent;    ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
+  int32_t box_m;         ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor map
+};
+
+inline constexpr int32_t kKernelTraitsVersion = 1;
+
+}  // namespace humming_cutlass

@@ -1,0 +1,259 @@
+"""The one description of a kernel: `GemmConfig` = `TypeConfig` + `ScheduleConfig` + target GPU.
+
+`TypeConfig` fixes the maths and the packed bytes, `ScheduleConfig` changes speed only. Everything else is
+derived from them: the kernel's name (and back), the emitted C++, the cache key. Each field is the snake_case
+of the C++ alias that the emitter writes for it. n, k, m, strides, bias and global scale are run-time
+arguments of a kernel and therefore not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from humming_cutlass import dtypes
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
+
+__all__ = [
+    "ATOM_K",
+    "ATOM_N",
+    "GemmConfig",
+    "ScheduleConfig",
+    "TypeConfig",
+    "WeightConfig",
+    "check_group_size",
+]
+
+ATOM_N = 16
+"""Rows of a packed atom; n is padded to it."""
+ATOM_K = 64
+"""Columns of a packed atom; k is padded to it."""
+GROUP_QUANTUM = 16
+"""A group is a multiple of this many columns: the k extent of one 16-bit MMA."""
+
+
+def check_group_size(group_size: int, k: int) -> int:
+    """Returns the normalized group size for k columns: -1 when one group covers them all.
+
+    Raises:
+        ArgumentError: the group size is not -1, k, or a multiple of 16 that divides k.
+    """
+    if group_size in (-1, k):
+        return -1
+    if group_size > 0 and group_size % GROUP_QUANTUM == 0 and k % group_size == 0:
+        return group_size
+    candidates = [g for g in range(GROUP_QUANTUM, k, GROUP_QUANTUM) if k % g == 0]
+    nearest = min(candidates, key=lambda g: abs(g - group_size)) if candidates else -1
+    raise ArgumentError(
+        explain(
+            "group_size",
+            group_size,
+            f"-1, k = {k}, or a multiple of {GROUP_QUANTUM} that divides k",
+            nearest,
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightConfig:
+    """How a weight is quantized, in the user's words.
+
+    Attributes:
+        dtype: the weight's type, e.g. `int6`, `uint4`, `float6_e3m2`.
+        group_size: columns that share a scale; -1 is one group a row (channel scales).
+        strategy: `group`, `channel` or `tensor`; None follows from `group_size`.
+        scale_dtype: type of the scales; None is the activation's type.
+        zero_point: `none`, `integer` (0 .. 2^bits) or `floating`; None is `integer` for `uintB`, else `none`.
+        zero_dtype: type of floating zero points; None is the activation's type.
+        global_scale: whether a float32 factor for the whole tensor exists beside the scales.
+    """
+
+    dtype: str
+    group_size: int = -1
+    strategy: str | None = None
+    scale_dtype: str | None = None
+    zero_point: str | None = None
+    zero_dtype: str | None = None
+    global_scale: bool = False
+
+    @classmethod
+    def from_any(cls, config: WeightConfig | dict[str, Any] | str) -> WeightConfig:
+        """Returns a `WeightConfig` from one, from a dict of its fields, or from a type's name."""
+        if isinstance(config, WeightConfig):
+            return config
+        if isinstance(config, str):
+            return cls(dtype=config)
+        if not isinstance(config, dict):
+            raise ArgumentTypeError(
+                explain("weight_config", type(config).__name__, "a WeightConfig, a dict or a type's name")
+            )
+        fields = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(config) - fields):
+            raise ArgumentError(explain("weight_config", f"unknown key {unknown[0]!r}", ", ".join(sorted(fields))))
+        if "dtype" not in config:
+            raise ArgumentError(explain("weight_config", "no 'dtype'", "a dict with at least 'dtype'"))
+        return cls(**config)
+
+    def resolve(self, *, k: int, element_a: str, element_d: str | None = None) -> TypeConfig:
+        """Returns the `TypeConfig` for k columns and an activation type, with every default filled in.
+
+        Raises:
+            ArgumentError: the group size, strategy or zero point is impossible.
+            UnsupportedError: a type's name is unknown.
+        """
+        element_a = dtypes.parse(element_a, "element_a").name
+        weight = dtypes.parse(self.dtype, "weight_config['dtype']")
+        if self.strategy not in (None, "group", "channel", "tensor"):
+            raise ArgumentError(explain("strategy", repr(self.strategy), "'group', 'channel', 'tensor' or None"))
+        group_size = check_group_size(self.group_size, k)
+        if self.strategy in ("channel", "tensor") and group_size != -1:
+            raise ArgumentError(explain("group_size", group_size, f"-1 with strategy {self.strategy!r}", -1))
+        zero_point = self.zero_point
+        if zero_point is None:
+            zero_point = "integer" if weight.kind is dtypes.Kind.UINT else "none"
+        if zero_point not in ("none", "integer", "floating"):
+            raise ArgumentError(explain("zero_point", repr(zero_point), "'none', 'integer', 'floating' or None"))
+        element_zero = {
+            "none": "none",
+            "integer": "integer",
+            "floating": dtypes.parse(self.zero_dtype or element_a, "zero_dtype").name,
+        }[zero_point]
+        return TypeConfig(
+            element_a=element_a,
+            element_b=weight.name,
+            element_d=dtypes.parse(element_d or element_a, "element_d").name,
+            element_scale=dtypes.parse(self.scale_dtype or element_a, "scale_dtype").name,
+            element_zero=element_zero,
+            group_size=group_size,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TypeConfig:
+    """The maths of a kernel: D = A * (scale * (B - zero))^T.
+
+    Attributes:
+        element_a: activation type.
+        element_b: weight type.
+        element_d: output type.
+        element_scale: type of the scales.
+        element_zero: `none`, `integer` (0 .. 2^bits, exact), or the type of floating zero points.
+        group_size: columns a scale covers; -1 is one scale a row, applied in the epilogue.
+    """
+
+    element_a: str
+    element_b: str
+    element_d: str
+    element_scale: str
+    element_zero: str = "none"
+    group_size: int = -1
+
+    @property
+    def bits(self) -> int:
+        """Width of a weight code."""
+        return dtypes.parse(self.element_b).bits
+
+    @property
+    def operand_bits(self) -> int:
+        """Width of an MMA operand; with `bits` it decides the packed bytes."""
+        return dtypes.parse(self.element_a).bits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How a kernel goes about it. Nothing here changes the packed bytes.
+
+    Attributes:
+        mainloop: the collective, named after its header under collective/ without the prefix `mma_`.
+        tile_shape: (m, n, k) that a CTA computes, in the user's orientation.
+        warp_shape: (m, n) that a warp (sm80) or a warpgroup (sm90) computes.
+        stage_count: depth of the shared-memory pipeline.
+    """
+
+    mainloop: str
+    tile_shape: tuple[int, int, int]
+    warp_shape: tuple[int, int]
+    stage_count: int
+
+
+_SHORT = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float8_e4m3": "e4m3",
+    "float8_e5m2": "e5m2",
+    "float8_e8m0": "e8m0",
+}
+_LONG = {short: long for long, short in _SHORT.items()}
+
+
+def _shorten(element: str) -> str:
+    return _SHORT.get(element, element.replace("_", "-"))
+
+
+def _lengthen(short: str) -> str:
+    return _LONG.get(short, short.replace("-", "_"))
+
+
+_NAME = re.compile(
+    r"(?P<arch>sm_\d+[af]?)__(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_s(?P<scale>[^_]+)(?:_z(?P<zero>[^_]+))?"
+    r"(?:_g(?P<group>\d+))?__(?P<mainloop>\w+?)__(?P<tile>\d+x\d+x\d+)_w(?P<warp>\d+x\d+)_p(?P<stages>\d+)"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmConfig:
+    """One kernel: its types, its schedule and the GPU it is compiled for.
+
+    Attributes:
+        types: the maths.
+        schedule: the tiling.
+        arch: the target as nvcc spells it, e.g. `sm_80` or `sm_90a`.
+    """
+
+    types: TypeConfig
+    schedule: ScheduleConfig
+    arch: str
+
+    @property
+    def name(self) -> str:
+        """A unique name; `GemmConfig.from_name` reads it back."""
+        t, s = self.types, self.schedule
+        zero = "" if t.element_zero == "none" else f"_z{_shorten(t.element_zero)}"
+        group = "" if t.group_size == -1 else f"_g{t.group_size}"
+        return (
+            f"{self.arch}__{_shorten(t.element_a)}_{_shorten(t.element_b)}_{_shorten(t.element_d)}"
+            f"_s{_shorten(t.element_scale)}{zero}{group}__{s.mainloop}__{'x'.join(map(str, s.tile_shape))}"
+            f"_w{'x'.join(map(str, s.warp_shape))}_p{s.stage_count}"
+        )
+
+    @classmethod
+    def from_name(cls, name: str) -> GemmConfig:
+        """Returns the config called `name`.
+
+        Raises:
+            UnsupportedError: `name` was not made by `GemmConfig.name`.
+        """
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise UnsupportedError(explain("name", repr(name), "a name made by GemmConfig.name"))
+        m, n, k = (int(x) for x in found["tile"].split("x"))
+        warp_m, warp_n = (int(x) for x in found["warp"].split("x"))
+        return cls(
+            types=TypeConfig(
+                element_a=_lengthen(found["a"]),
+                element_b=_lengthen(found["b"]),
+                element_d=_lengthen(found["d"]),
+                element_scale=_lengthen(found["scale"]),
+                element_zero=_lengthen(found["zero"] or "none"),
+                group_size=int(found["group"] or -1),
+            ),
+            schedule=ScheduleConfig(
+                mainloop=found["mainloop"],
+                tile_shape=(m, n, k),
+                warp_shape=(warp_m, warp_n),
+                stage_count=int(found["stages"]),
+            ),
+            arch=found["arch"],
+        )
