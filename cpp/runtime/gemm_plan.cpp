@@ -1,0 +1,180 @@
+#include "gemm_plan.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "workspace.hpp"
+
+namespace humming_cutlass {
+namespace {
+
+constexpr int64_t kMaxGrid = 2147483647;  // CTAs along x of a grid; kernels count tiles in an int32
+constexpr int64_t kBoxBytes = 128;        // a box row: the span of the 128-byte swizzle
+constexpr int64_t kTensorMapAlignment = 16;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
+
+}  // namespace
+
+char const* name_of(Element element) {
+  switch (element) {
+    case Element::kFloat16:
+      return "float16";
+    case Element::kBFloat16:
+      return "bfloat16";
+    default:
+      return "float32";
+  }
+}
+
+int bytes_of(Element element) {
+  return element == Element::kFloat32 ? 4 : 2;
+}
+
+GemmPlan::GemmPlan(std::shared_ptr<Kernel> kernel, GemmWeight const& weight, Element element_a, Element element_d)
+    : kernel_(std::move(kernel)), weight_(weight), element_a_(element_a), element_d_(element_d) {
+  if (element_a == Element::kFloat32) {
+    throw ArgumentTypeError("element_a", "float32", "float16 or bfloat16");
+  }
+  if (weight.n < 1 || weight.k < 1 || weight.groups < 1) {
+    throw ArgumentError(
+        "n, k, groups",
+        std::to_string(weight.n) + ", " + std::to_string(weight.k) + ", " + std::to_string(weight.groups),
+        "positive 32-bit integers");
+  }
+}
+
+void GemmPlan::prepare() {
+  driver::DeviceState const& device = driver::device_state(weight_.device);
+  LoadedKernel const& loaded = kernel_->on(device);
+  device_.store(&device, std::memory_order_relaxed);
+  loaded_.store(&loaded, std::memory_order_release);
+}
+
+driver::TensorMap GemmPlan::encode(Matrix const& a, KernelTraits const& traits) const {
+  driver::Functions const& f = driver::functions();
+  if (f.cuTensorMapEncodeTiled == nullptr) {
+    throw LaunchError("this kernel reads A through a tensor map, which needs an NVIDIA driver of CUDA 12.0 or newer");
+  }
+  int64_t const element_bytes = bytes_of(element_a_);
+  if (reinterpret_cast<uintptr_t>(a.data) % kTensorMapAlignment != 0) {
+    throw ArgumentError("a", "a data pointer that is not 16-byte aligned", "16-byte aligned rows for this kernel");
+  }
+  if (a.stride * element_bytes % kTensorMapAlignment != 0 || a.stride < 1) {
+    throw ArgumentError(
+        "a", "a row stride of " + std::to_string(a.stride) + " elements",
+        "a positive multiple of " + std::to_string(kTensorMapAlignment / element_bytes) + " for this kernel");
+  }
+  uint64_t const extents[2] = {uint64_t(weight_.k), uint64_t(a.rows)};
+  uint64_t const strides[1] = {uint64_t(a.stride * element_bytes)};
+  uint32_t const box[2] = {uint32_t(kBoxBytes / element_bytes), uint32_t(traits.box_m)};
+  uint32_t const element_strides[2] = {1, 1};
+  driver::TensorMap map;
+  driver::check(f.cuTensorMapEncodeTiled(
+                    &map, element_a_ == Element::kBFloat16 ? driver::kTensorMapBFloat16 : driver::kTensorMapFloat16, 2,
+                    a.data, extents, strides, box, element_strides, driver::kTensorMapInterleaveNone,
+                    driver::kTensorMapSwizzle128B, driver::kTensorMapPromotionL2_256B, driver::kTensorMapFillZero),
+                "cuTensorMapEncodeTiled");
+  return map;
+}
+
+void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int split_k) {
+  if (a.rows != d.rows) {
+    throw ArgumentError("d", std::to_string(d.rows) + " rows", std::to_string(a.rows) + " rows, as a has");
+  }
+  if (a.rows == 0) {
+    return;
+  }
+  if (!prepared()) {
+    prepare();
+  }
+  driver::DeviceState const& device = *device_.load(std::memory_order_relaxed);
+  LoadedKernel const& kernel = *loaded_.load(std::memory_order_acquire);
+  KernelTraits const& traits = kernel.traits;
+  int64_t const m = a.rows;
+
+  int64_t const k_tiles = ceil_div(weight_.k, traits.tile_k);
+  if (split_k < 1 || split_k > k_tiles) {
+    throw ArgumentError("split_k", std::to_string(split_k),
+                        "1 to " + std::to_string(k_tiles) + ", the tiles of " + std::to_string(traits.tile_k) +
+                            " along k " + std::to_string(weight_.k));
+  }
+  int64_t const n_tiles = ceil_div(weight_.n, traits.tile_n);
+  int64_t const m_tiles_max = (kMaxGrid - traits.cluster_size + 1) / (n_tiles * split_k);
+  int64_t const m_tiles = ceil_div(m, traits.tile_m);
+  if (m_tiles > m_tiles_max || m > kMaxGrid) {
+    throw ArgumentError("m", std::to_string(m),
+                        "at most " + std::to_string(std::min(m_tiles_max * traits.tile_m, kMaxGrid)) + " for n " +
+                            std::to_string(weight_.n) + " and split_k " + std::to_string(split_k));
+  }
+  int64_t const tiles = m_tiles * n_tiles;
+  int64_t grid = round_up(tiles * split_k, traits.cluster_size);
+  if (traits.persistent != 0) {
+    // One CTA per SM at most; clusters are whole, so the SMs that do not fill one stay idle.
+    int64_t const resident = device.sm_count / traits.cluster_size * traits.cluster_size;
+    grid = std::min(grid, std::max<int64_t>(resident, traits.cluster_size));
+  }
+
+  GemmArguments arguments;
+  arguments.ptr_a = a.data;
+  arguments.ptr_b = weight_.b;
+  arguments.ptr_scale = weight_.scale;
+  arguments.ptr_zero = weight_.zero;
+  arguments.ptr_global_scale = weight_.global_scale;
+  arguments.ptr_bias = weight_.bias;
+  arguments.ptr_d = d.data;
+  arguments.ptr_partial = nullptr;
+  arguments.ptr_counter = nullptr;
+  arguments.stride_a = a.stride;
+  arguments.stride_d = d.stride;
+  arguments.m = int32_t(m);
+  arguments.n = weight_.n;
+  arguments.k = weight_.k;
+  arguments.groups = weight_.groups;
+  arguments.split_k = split_k;
+
+  driver::ContextScope scope(device);
+  if (split_k > 1) {
+    int64_t const floats = tiles * split_k * traits.tile_m * traits.tile_n;
+    Workspace const scratch = workspace(device, stream, size_t(floats), size_t(tiles));
+    arguments.ptr_partial = scratch.partial;
+    arguments.ptr_counter = scratch.counters;
+  }
+
+  driver::TensorMap map;
+  void* parameters[2] = {&arguments, nullptr};
+  if (traits.box_m > 0) {
+    map = encode(a, traits);
+    parameters[1] = &map;
+  }
+
+  driver::LaunchAttribute cluster{};
+  driver::LaunchConfig config{};
+  config.grid_x = unsigned(grid);
+  config.grid_y = 1;
+  config.grid_z = 1;
+  config.block_x = unsigned(traits.threads);
+  config.block_y = 1;
+  config.block_z = 1;
+  config.shared_memory_bytes = unsigned(traits.smem_bytes);
+  config.stream = stream;
+  if (traits.cluster_size > 1) {
+    cluster.id = driver::kAttributeClusterDimension;
+    cluster.value.cluster = {unsigned(traits.cluster_size), 1, 1};
+    config.attributes = &cluster;
+    config.attribute_count = 1;
+  }
+  driver::Result const result = driver::functions().cuLaunchKernelEx(&config, kernel.function, parameters, nullptr);
+  if (result != driver::kSuccess) {
+    driver::fail(result, "launching '" + kernel_->path() + "' with " + std::to_string(grid) + " CTAs of " +
+                             std::to_string(traits.threads) + " threads and " + std::to_string(traits.smem_bytes) +
+                             " bytes of shared memory on " + device.name);
+  }
+}
+
+}  // namespace humming_cutlass
