@@ -1,0 +1,316 @@
+"""`HummingLayer`: a drop-in for `torch.nn.Linear` with a quantized weight, for inference.
+
+Importing this module imports torch; nothing else in the package does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from humming_cutlass import layout, ops, planner, quantize
+from humming_cutlass.config import TypeConfig, WeightConfig
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
+
+__all__ = ["HummingLayer"]
+
+_PACKED = ("data", "scale", "zero", "bias", "global_scale")
+_LOADED = ("codes", "scale", "zero", "bias", "global_scale")
+
+
+class HummingLayer(torch.nn.Module):
+    """y = x @ dequantize(weight)^T + bias.
+
+    The life of a layer: construct, move to a device whenever you like, load (`load_from_unquantized` or
+    `load_quantized`), `transform()`, call. After `transform()` the weight is in buffers, so that `to`, `state_dict` and
+    `load_state_dict` work as ever; a fresh layer takes such a state dict instead of a load. Casts such as `half()` move
+    the layer but leave its buffers' types alone: they are the format. No gradients: call it under `torch.no_grad()`, an
+    input that requires a gradient is refused otherwise.
+
+    Args:
+        shape_n: rows of the weight, the outputs.
+        shape_k: columns of the weight, the inputs.
+        weight_config: a `WeightConfig`, a dict of its fields, or a type's name.
+        torch_dtype: type of the activations, torch.float16 or torch.bfloat16.
+        output_dtype: type of the outputs; None is the activations'. torch.float32 is possible too.
+        bias: whether a bias is added.
+        device: where the layer starts; None is torch's default device.
+
+    Raises:
+        ArgumentTypeError: an argument has the wrong Python type.
+        ArgumentError: a size is below 1, or the group size does not divide `shape_k`.
+        UnsupportedError: no kernel implements the types.
+    """
+
+    def __init__(
+        self,
+        shape_n: int,
+        shape_k: int,
+        weight_config: WeightConfig | dict[str, Any] | str = "int6",
+        *,
+        torch_dtype: torch.dtype = torch.float16,
+        output_dtype: torch.dtype | None = None,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        for parameter, value in (("shape_n", shape_n), ("shape_k", shape_k)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ArgumentTypeError(explain(parameter, type(value).__name__, "an integer >= 1"))
+            if value < 1:
+                raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
+        for parameter, dtype in (("torch_dtype", torch_dtype), ("output_dtype", output_dtype)):
+            if not isinstance(dtype, torch.dtype) and not (dtype is None and parameter == "output_dtype"):
+                raise ArgumentTypeError(explain(parameter, repr(dtype), "a torch.dtype such as torch.float16"))
+        self.shape_n = shape_n
+        self.shape_k = shape_k
+        self.weight_config = WeightConfig.from_any(weight_config)
+        self.torch_dtype = torch_dtype
+        self.output_dtype = output_dtype or torch_dtype
+        self.has_bias = bias
+        self.types: TypeConfig = self.weight_config.resolve(
+            k=shape_k, element_a=str(torch_dtype), element_d=str(self.output_dtype)
+        )
+        layout.check_types(self.types, shape_k)
+        self._packed: layout.PackedWeight | None = None
+        # Follows `to` and `cuda` while there is nothing else to move.
+        self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
+        for name in _PACKED:
+            self.register_buffer(name, None)
+        for name in _LOADED:
+            self.register_buffer(f"_loaded_{name}", None, persistent=False)
+        self.register_buffer("format", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer is."""
+        return self._buffers["_anchor"].device  # type: ignore[union-attr]
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a weight is loaded but not transformed yet."""
+        return self._buffers["_loaded_codes"] is not None
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether the layer can be called."""
+        return self._buffers["data"] is not None
+
+    def load_from_unquantized(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Quantizes a weight to the layer's format by rounding.
+
+        Args:
+            weight: (shape_n, shape_k) float16, bfloat16, float32 or float64; any device.
+            bias: (shape_n,), where the layer has one.
+
+        Raises:
+            ArgumentTypeError: a dtype is wrong.
+            ArgumentError: a shape is wrong, or a value is not finite.
+            StateError: the layer is transformed already.
+        """
+        self._check_loadable()
+        self._check_tensor("weight", weight, (self.shape_n, self.shape_k))
+        result = quantize.quantize(
+            weight,
+            self.types,
+            strategy=self.weight_config.strategy,
+            global_scale=self.weight_config.global_scale,
+        )
+        self._store(result.codes, result.scale, result.zero, result.global_scale, bias)
+
+    def load_quantized(
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        global_scale: torch.Tensor | float | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """Takes a weight that is quantized already, without requantizing: scale * (codes - zero) * global_scale.
+
+        Args:
+            codes: bit patterns, uint8 (shape_n, shape_k).
+            scale: (shape_n, groups), in a type that converts to the layer's scale type without a change of value; (1,)
+                for strategy `tensor`.
+            zero: zero points shaped like `scale`; None with integer zero points means the middle, 2^(bits-1).
+            global_scale: one number.
+            bias: (shape_n,), where the layer has one.
+
+        Raises:
+            ArgumentTypeError: an argument has the wrong Python type or dtype.
+            ArgumentError: a shape is wrong, or a value is out of range, not finite or not convertible.
+            StateError: the layer is transformed already.
+        """
+        self._check_loadable()
+        self._check_tensor("codes", codes, (self.shape_n, self.shape_k))
+        self._check_tensor("scale", scale, None)
+        if zero is not None:
+            self._check_tensor("zero", zero, None)
+        self._store(codes, scale, zero, global_scale, bias)
+
+    def transform(self, *, progress: bool | None = None) -> None:
+        """Packs the loaded weight and, on a CUDA device, compiles the default kernels that the cache lacks.
+
+        When it raises, the layer is as before and can be transformed again.
+
+        Args:
+            progress: whether to show a progress bar while kernels compile; None shows one on a terminal.
+
+        Raises:
+            StateError: nothing is loaded, or the layer is transformed already.
+            ToolchainError, CompileError, CacheError: a kernel cannot be built.
+        """
+        if self.is_transformed:
+            raise StateError(explain("transform", "a layer that is transformed already", "one call after a load"))
+        if not self.is_loaded:
+            raise StateError(
+                explain("transform", "a layer without a weight", "a loaded layer", "load_from_unquantized(weight)")
+            )
+        loaded = {name: self._buffers[f"_loaded_{name}"] for name in _LOADED}
+        packed = layout.pack(loaded.pop("codes"), loaded.pop("scale"), types=self.types, **loaded)
+        if self.device.type == "cuda":
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            ops.prepare(planner.schedules(self.types, ops.planner_device(index)), progress=progress)
+        self._adopt(packed)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns x @ weight^T + bias, (..., shape_n) in `output_dtype`.
+
+        Args:
+            x: (..., shape_k) in `torch_dtype` on the layer's device.
+            out: where to write the result; returned.
+
+        Raises:
+            StateError: the layer is not transformed.
+            ArgumentTypeError, ArgumentError: `x` or `out` does not fit; see `ops.gemm`.
+        """
+        packed = self._packed
+        if packed is None or packed.data is not self._buffers["data"]:
+            packed = self._refresh()
+        return ops.gemm(x, packed, out=out)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        """Returns what torch prints between the parentheses."""
+        state = "transformed" if self.is_transformed else "loaded" if self.is_loaded else "empty"
+        words = [f"shape_n={self.shape_n}", f"shape_k={self.shape_k}", f"dtype={self.types.element_b}"]
+        if self.types.group_size != -1:
+            words.append(f"group_size={self.types.group_size}")
+        words += [f"torch_dtype={self.torch_dtype}", f"bias={self.has_bias}", state]
+        return ", ".join(words)
+
+    def _check_loadable(self) -> None:
+        if self.is_transformed:
+            raise StateError(explain("load", "a layer that is transformed already", "a layer before transform()"))
+
+    def _check_tensor(self, parameter: str, tensor: object, shape: tuple[int, ...] | None) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentTypeError(explain(parameter, type(tensor).__name__, "a torch.Tensor"))
+        if shape is not None and tuple(tensor.shape) != shape:
+            raise ArgumentError(explain(parameter, f"shape {tuple(tensor.shape)}", str(shape), shape))
+
+    def _store(self, codes: Any, scale: Any, zero: Any, global_scale: Any, bias: torch.Tensor | None) -> None:
+        """Keeps a checked weight until `transform`. Nothing is kept when a check fails."""
+        if self.has_bias != (bias is not None):
+            got = "None" if bias is None else "a tensor"
+            allowed = f"{'a tensor' if self.has_bias else 'None'}: the layer was made with bias={self.has_bias}"
+            raise ArgumentError(explain("bias", got, allowed))
+        if bias is not None:
+            self._check_tensor("bias", bias, (self.shape_n,))
+        if global_scale is not None and not isinstance(global_scale, torch.Tensor):
+            if not isinstance(global_scale, (int, float)):
+                raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
+            global_scale = torch.tensor([global_scale], dtype=torch.float32)
+        loaded = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
+        layout.check_inputs(**loaded, types=self.types)
+        for name, tensor in loaded.items():
+            self._buffers[f"_loaded_{name}"] = None if tensor is None else tensor.detach().to(self.device)
+
+    def _adopt(self, packed: layout.PackedWeight) -> None:
+        """Makes a packed weight the layer's, and drops what was loaded."""
+        for name in _PACKED:
+            self._buffers[name] = getattr(packed, name)
+        text = json.dumps(packed.metadata(), sort_keys=True).encode()
+        self._buffers["format"] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        for name in _LOADED:
+            self._buffers[f"_loaded_{name}"] = None
+        self._packed = packed
+
+    def _refresh(self) -> layout.PackedWeight:
+        """Returns the packed weight for the buffers as they are now, after a move."""
+        if not self.is_transformed:
+            step = "transform()" if self.is_loaded else "load_from_unquantized(weight), then transform()"
+            raise StateError(explain("forward", "a layer that is not transformed", "a transformed layer", step))
+        tensors = {name: self._buffers[name] for name in _PACKED}
+        self._packed = layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)
+        return self._packed
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> HummingLayer:
+        # `half()`, `float()` and `to(dtype)` cast every floating-point buffer. Here the types are the format: follow
+        # the device and keep the type.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self.is_loaded:
+            raise StateError(
+                explain("state_dict", "a loaded layer before transform()", "a transformed layer", "transform()")
+            )
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = (*_PACKED, "format")
+        found = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        if strict:
+            known = {prefix + name for name in names}
+            # A dot after the prefix would be a submodule's, and there are none.
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+        if not found:
+            if self.is_transformed:
+                missing_keys += [prefix + name for name in names if self._buffers[name] is not None]
+            return
+        try:
+            if missing := [name for name in ("data", "scale", "format") if name not in found]:
+                missing_keys += [prefix + name for name in missing]
+                return
+            packed = self._parse_state(found)
+        except (ArgumentError, ArgumentTypeError) as error:
+            error_msgs.append(f"{prefix}{error}")
+            return
+        self._adopt(packed)
+
+    def _parse_state(self, found: dict[str, torch.Tensor]) -> layout.PackedWeight:
+        """Returns the packed weight of a state dict on this layer's device, checked against the layer."""
+        text = found.pop("format")
+        if not isinstance(text, torch.Tensor) or text.dtype != torch.uint8 or text.numel() > 4096:
+            raise ArgumentError(explain("format", "another tensor", "uint8 text of at most 4096 bytes"))
+        try:
+            metadata = json.loads(bytes(text.cpu().tolist()))
+        except ValueError:
+            raise ArgumentError(explain("format", "text that is no JSON", "what state_dict() wrote")) from None
+        mine = layout.metadata(self.types, self.shape_n, self.shape_k)
+        if metadata != mine:
+            different = sorted(k for k in mine if not isinstance(metadata, dict) or metadata.get(k) != mine[k])
+            key = different[0] if different else "format"
+            got = metadata.get(key) if isinstance(metadata, dict) else metadata
+            raise ArgumentError(explain(key, repr(got), f"{mine.get(key)!r}, as this layer was made"))
+        if self.has_bias != ("bias" in found):
+            raise ArgumentError(explain("bias", "present" if "bias" in found else "absent", f"bias={self.has_bias}"))
+        tensors = {name: tensor.detach().to(self.device, copy=True) for name, tensor in found.items()}
+        return layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)

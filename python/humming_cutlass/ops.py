@@ -1,0 +1,320 @@
+"""The GEMM: D = A * dequantize(weight)^T * global_scale + bias, on the CPU and on CUDA devices.
+
+A CUDA call goes planner -> emitter -> build -> cubin once per configuration and then only through a plan that is kept
+on the weight. A CPU call dequantizes blocks of rows with the host build of the device code and multiplies them with
+torch, or numpy where torch is absent.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from humming_cutlass import _tensors, planner, support
+from humming_cutlass._tensors import Array
+from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
+from humming_cutlass.layout import PackedWeight
+
+__all__ = ["gemm", "gemm_host", "planner_device", "prepare"]
+
+_BLOCK_ELEMENTS = 1 << 21
+"""Float32 weights that exist at one time on the CPU path: 8 MB, about what a core's caches hold."""
+
+_PLAN_LIMIT = 1024
+"""Choices of a kernel that are remembered per weight; one per m."""
+
+_kernels: dict[str, Any] = {}
+_kernels_lock = threading.Lock()
+_buffers = threading.local()
+
+
+def gemm(
+    a: Array,
+    weight: PackedWeight,
+    *,
+    out: Array | None = None,
+    config: GemmConfig | None = None,
+    split_k: int | None = None,
+) -> Array:
+    """Returns activations times a packed weight, (..., n).
+
+    For inference: no gradient is computed, and an input that asks for one is refused.
+
+    Args:
+        a: activations (..., k) in `weight.types.element_a`, on the weight's device. Rows with inner stride 1 are read
+            in place, other strides are copied.
+        weight: a packed weight.
+        out: where to write the result, (..., n) in `weight.types.element_d`; returned. Memory outside it is untouched.
+        config: the kernel to use on a CUDA device; None lets the planner choose.
+        split_k: CTAs that share the k range of an output tile, with `config`; None lets the planner choose, or 1.
+
+    Raises:
+        ArgumentTypeError: an argument has the wrong Python type or dtype.
+        ArgumentError: a shape or device does not fit, or `a` requires a gradient.
+        UnsupportedError: no kernel implements `config`.
+        ToolchainError, CompileError, CacheError, LaunchError: a kernel cannot be built or run.
+    """
+    _check(a, weight, out)
+    if _tensors.is_torch(a) and a.device.type == "cuda":
+        return _gemm_cuda(a, weight, out, config, split_k)
+    if config is not None or split_k is not None:
+        parameter = "config" if config is not None else "split_k"
+        raise ArgumentError(explain(parameter, "a kernel's choice for activations on the CPU", "None"))
+    return _gemm_host(a, weight, out)
+
+
+def gemm_host(a: Array, weight: PackedWeight, *, out: Array | None = None) -> Array:
+    """Returns what `gemm` does, computed on the CPU in float32 and rounded once.
+
+    Args:
+        a: activations (..., k) on the CPU; torch, or numpy (bfloat16 as ml_dtypes has it).
+        weight: a packed weight on the CPU, in the library of `a`.
+        out: where to write the result; returned.
+
+    Raises:
+        ArgumentTypeError: an argument has the wrong Python type or dtype.
+        ArgumentError: a shape or device does not fit, or `a` requires a gradient.
+    """
+    _check(a, weight, out)
+    if _tensors.device_of(a) != "cpu":
+        raise ArgumentError(explain("a", f"device {_tensors.device_of(a)}", "cpu", "ops.gemm"))
+    return _gemm_host(a, weight, out)
+
+
+def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
+    if not isinstance(weight, PackedWeight):
+        raise ArgumentTypeError(explain("weight", type(weight).__name__, "a PackedWeight; layout.pack makes one"))
+    _tensors.check_array(a, "a")
+    types = weight.types
+    if _tensors.is_torch(a) != _tensors.is_torch(weight.data):
+        raise ArgumentTypeError(explain("a", type(a).__name__, f"{type(weight.data).__name__} like the weight"))
+    if _tensors.element_of(a) != types.element_a:
+        raise ArgumentTypeError(
+            explain("a", f"dtype {_tensors.element_of(a)}", f"{types.element_a}, as the weight was packed for")
+        )
+    if a.ndim == 0 or a.shape[-1] != weight.k:
+        raise ArgumentError(explain("a", f"shape {tuple(a.shape)}", f"(..., k) with k = {weight.k}"))
+    if _tensors.device_of(a) != weight.device:
+        raise ArgumentError(
+            explain("a", f"device {_tensors.device_of(a)}", f"{weight.device}, where the weight is", weight.device)
+        )
+    if _tensors.is_torch(a) and a.requires_grad and _grad_enabled():
+        raise ArgumentError(
+            explain("a", "a tensor that requires a gradient", "inference only", "with torch.no_grad(), or a.detach()")
+        )
+    if out is None:
+        return
+    shape = (*a.shape[:-1], weight.n)
+    if type(out) is not type(a) and not (_tensors.is_torch(out) and _tensors.is_torch(a)):
+        raise ArgumentTypeError(explain("out", type(out).__name__, f"{type(a).__name__} like a"))
+    if _tensors.element_of(out) != types.element_d:
+        raise ArgumentTypeError(explain("out", f"dtype {_tensors.element_of(out)}", types.element_d))
+    if tuple(out.shape) != shape:
+        raise ArgumentError(explain("out", f"shape {tuple(out.shape)}", str(shape), shape))
+    if _tensors.device_of(out) != _tensors.device_of(a):
+        raise ArgumentError(explain("out", f"device {_tensors.device_of(out)}", f"{_tensors.device_of(a)} like a"))
+    if any(stride == 0 and size > 1 for stride, size in zip(_strides(out), out.shape, strict=True)):
+        raise ArgumentError(explain("out", "an expanded tensor (stride 0)", "memory of its own for every element"))
+    if _tensors.is_torch(out):
+        if out.requires_grad and _grad_enabled():
+            raise ArgumentError(explain("out", "a tensor that requires a gradient", "inference only"))
+    elif not out.flags.writeable:
+        raise ArgumentError(explain("out", "a read-only array", "a writeable one"))
+
+
+def _grad_enabled() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _strides(x: Array) -> tuple[int, ...]:
+    return tuple(x.stride()) if _tensors.is_torch(x) else tuple(x.strides)
+
+
+def _host_buffer(rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Returns float32 scratch (rows, columns) that this thread keeps between calls."""
+    size = rows * columns
+    buffer = getattr(_buffers, "block", None)
+    if buffer is None or buffer.size < size:
+        buffer = np.empty(size, np.float32)
+        if size <= 2 * _BLOCK_ELEMENTS:
+            _buffers.block = buffer
+    return buffer[:size].reshape(rows, columns)
+
+
+def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
+    from humming_cutlass import _C
+
+    types, n, k = weight.types, weight.n, weight.k
+    torch_a = _tensors.is_torch(a)
+    rows = a.reshape(-1, k)
+    m = rows.shape[0]
+    if torch_a:
+        import torch
+
+        rows = rows.detach().to(torch.float32)
+        result = torch.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a))
+    else:
+        rows = rows.astype(np.float32)
+        result = np.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a))
+    factor = None if weight.global_scale is None else float(weight.global_scale[0])
+    data = _tensors.to_numpy(weight.data).view(np.uint32)
+    zero_element = "float16" if types.element_zero == "integer" else types.element_zero
+    block_rows = max(1, _BLOCK_ELEMENTS // k // ATOM_N) * ATOM_N
+    for start in range(0, n if m else 0, block_rows):
+        stop = min(start + block_rows, n)
+        atoms = slice(start // ATOM_N, -(-stop // ATOM_N))
+        block = _host_buffer(stop - start, k)
+        zero = None if weight.zero is None else _float32(weight.zero[atoms], zero_element)
+        scale = _float32(weight.scale[atoms], types.element_scale)
+        _C.dequantize(data[atoms], scale, zero, types.group_size, types.element_b, stop - start, k, block)
+        if torch_a:
+            product = rows @ torch.from_numpy(block).t()
+        else:
+            product = rows @ block.T
+        if factor is not None:
+            product *= factor
+        if weight.bias is not None:
+            product += weight.bias[start:stop]
+        if torch_a:
+            result[:, start:stop] = product
+        else:
+            with np.errstate(over="ignore"):
+                result[:, start:stop] = product.astype(result.dtype)
+    result = result.reshape((*a.shape[:-1], n))
+    if out is None:
+        return result
+    if torch_a:
+        return out.copy_(result)
+    out[...] = result
+    return out
+
+
+def _float32(x: Array, element: str) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(_tensors.to_numpy(_tensors.decode(x, element)))
+
+
+def prepare(configs: Iterable[GemmConfig], *, progress: bool | None = None) -> None:
+    """Compiles kernels that are not in the cache yet, in parallel, and loads them into this process.
+
+    Args:
+        configs: the kernels.
+        progress: whether to show a progress bar; None shows one on a terminal.
+
+    Raises:
+        ToolchainError, CompileError, CacheError: a kernel cannot be built.
+    """
+    from humming_cutlass import _C, build, emitter
+
+    missing = [c for c in dict.fromkeys(configs) if c.name not in _kernels]
+    if not missing:
+        return
+    sources = [emitter.emit(c) for c in missing]
+    paths = build.compile_kernels(sources, progress=progress)
+    with _kernels_lock:
+        for config, source in zip(missing, sources, strict=True):
+            if config.name not in _kernels:
+                _kernels[config.name] = _C.Kernel(str(paths[source.name]), "humming_cutlass_gemm")
+
+
+def _plan(weight: PackedWeight, config: GemmConfig) -> Any:
+    """Returns the launch plan of a weight for a kernel, made once."""
+    plan = weight.plans.get(config)
+    if plan is None:
+        from humming_cutlass import _C
+
+        _check_config(config, weight.types)
+        prepare([config])
+        plan = weight.plans[config] = _C.GemmPlan(
+            _kernels[config.name],
+            n=weight.n,
+            k=weight.k,
+            groups=weight.scale.shape[1],
+            element_a=weight.types.element_a,
+            element_d=weight.types.element_d,
+            b=weight.data,
+            scale=_bytes(weight.scale),
+            zero=_bytes(weight.zero),
+            bias=weight.bias,
+            global_scale=weight.global_scale,
+        )
+    return plan
+
+
+def _check_config(config: GemmConfig, types: TypeConfig) -> None:
+    if not isinstance(config, GemmConfig):
+        raise ArgumentTypeError(explain("config", type(config).__name__, "a GemmConfig"))
+    if config.types != types:
+        raise ArgumentError(explain("config", f"a kernel for {config.types}", f"one for the weight's {types}"))
+    if reason := support.check(config):
+        raise UnsupportedError(reason)
+
+
+def _bytes(x: Array | None) -> Array | None:
+    """Returns 8-bit floats as uint8: not every torch exports them through DLPack."""
+    return _tensors.bits(x) if x is not None and x.element_size() == 1 else x
+
+
+def _gemm_cuda(
+    a: Array, weight: PackedWeight, out: Array | None, config: GemmConfig | None, split_k: int | None
+) -> Array:
+    import torch
+
+    rows = _rows(a.detach(), weight.k)
+    m = rows.shape[0]
+    target = None if out is None else _rows_in_place(out.detach(), weight.n)
+    result = target
+    if result is None:
+        result = torch.empty((m, weight.n), dtype=_tensors.stored_dtype(weight.types.element_d, a), device=a.device)
+    if m:
+        if config is None:
+            config, planned = _choose(weight, m, a.device)
+            split_k = planned if split_k is None else split_k
+        stream = torch.cuda.current_stream(a.device).cuda_stream
+        with torch.cuda.device(a.device):
+            _plan(weight, config).run(rows, result, stream, 1 if split_k is None else split_k)
+    if out is None:
+        return result.reshape((*a.shape[:-1], weight.n))
+    if target is None:
+        out.copy_(result.reshape(out.shape))
+    return out
+
+
+def _rows(a: Array, k: int) -> Array:
+    """Returns activations as (m, k) with inner stride 1: a view where strides allow one, else a copy."""
+    rows = a.reshape(-1, k)
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= k else rows.contiguous()
+
+
+def _rows_in_place(out: Array, n: int) -> Array | None:
+    """Returns `out` as (m, n) with inner stride 1 in its own memory, or None where its strides do not allow that."""
+    try:
+        rows = out.view(-1, n)
+    except RuntimeError:
+        return None
+    return rows if rows.stride(1) == 1 and (rows.stride(0) >= n or rows.shape[0] <= 1) else None
+
+
+@functools.cache
+def planner_device(index: int) -> planner.Device:
+    """Returns what the planner must know of CUDA device `index`; read once per process."""
+    from humming_cutlass import _C
+
+    return planner.Device.from_properties(_C.device_properties(index))
+
+
+def _choose(weight: PackedWeight, m: int, device: Any) -> tuple[GemmConfig, int]:
+    key = ("choice", m, device)
+    choice = weight.plans.get(key)
+    if choice is None:
+        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index))
+        if len(weight.plans) > _PLAN_LIMIT:
+            weight.plans.clear()
+        choice = weight.plans[key] = (found.config, found.split_k)
+    return choice
