@@ -13,6 +13,7 @@ __all__ = [
     "CompileError",
     "HummingError",
     "LaunchError",
+    "MissingKernelError",
     "StateError",
     "ToolchainError",
     "UnsupportedError",
@@ -50,6 +51,10 @@ class CompileError(HummingError, RuntimeError):
 
 class CacheError(HummingError, RuntimeError):
     """The kernel cache cannot be used: not writable, not private, or locked for too long."""
+
+
+class MissingKernelError(HummingError, RuntimeError):
+    """A kernel that was not compiled ahead of time, where compiling is switched off."""
 
 
 class LaunchError(HummingError, RuntimeError):
