@@ -41,6 +41,14 @@ struct KernelTraits {
   int32_t box_m;         ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor map
 };
 
+/// Arguments of one packing launch (kernel/pack.hpp).
+struct PackArguments {
+  uint8_t const* ptr_codes;  ///< (n, k), contiguous
+  uint32_t* ptr_packed;      ///< [ceil(n/16)][ceil(k/64)][32 * bits]
+  int64_t n;
+  int64_t k;
+};
+
 inline constexpr int32_t kKernelTraitsVersion = 1;
 
 }  // namespace humming_cutlass

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "humming_cutlass/numeric/types.hpp"
+#include "humming_cutlass/numeric/static_for.hpp"
 
 namespace humming_cutlass {
 
@@ -68,11 +68,12 @@ struct PackedAtom {
       result.segment[0] = {f / FieldsPerSlot, (f % FieldsPerSlot) * Bits, Bits, 0};
       return result;
     }
-    int const first = (f - FieldsPerSlot * Bits) * Bits;  // in the stream of left-over bits
+    constexpr int left_over = LeftOver == 0 ? 1 : LeftOver;  // 0 never comes here
+    int const first = (f - FieldsPerSlot * Bits) * Bits;      // in the stream of left-over bits
     for (int done = 0; done < Bits;) {
-      int const word = (first + done) / LeftOver;
-      int const offset = (first + done) % LeftOver;
-      int const width = LeftOver - offset < Bits - done ? LeftOver - offset : Bits - done;
+      int const word = (first + done) / left_over;
+      int const offset = (first + done) % left_over;
+      int const width = left_over - offset < Bits - done ? left_over - offset : Bits - done;
       result.segment[result.count++] = {word, FieldsPerSlot * Bits + offset, width, done};
       done += width;
     }
@@ -108,39 +109,37 @@ HUMMING_CUTLASS_HOST_DEVICE constexpr int packed_scale_position(int row) { retur
 /// Packs the 32 codes of a lane; `code(row, column)` returns the stored code of a weight of the atom.
 template <class Atom, class Code>
 HUMMING_CUTLASS_HOST_DEVICE void pack_lane(int lane, Code&& code, uint32_t (&words)[Atom::WordsPerLane]) {
-  for (int w = 0; w < Atom::WordsPerLane; ++w) {
-    words[w] = 0;
-  }
-  for (int f = 0; f < Atom::Fields; ++f) {
-    Field const field = Atom::field(f);
-    for (int slot = 0; slot < Atom::Slots; ++slot) {
+  static_for<Atom::WordsPerLane>([&](auto w) { words[w] = 0; });
+  static_for<Atom::Fields>([&](auto f) {
+    static_for<Atom::Slots>([&](auto slot) {
+      constexpr Field field = Atom::field(f);
       AtomCoordinate const at = Atom::coordinate(lane, f, slot);
       uint32_t const value = code(at.row, at.column);
-      for (int s = 0; s < field.count; ++s) {
-        Segment const& segment = field.segment[s];
+      static_for<field.count>([&](auto s) {
+        constexpr Segment segment = Atom::field(f).segment[s];
         uint32_t const part = (value >> segment.field_bit) & ((1u << segment.width) - 1);
         words[segment.word] |= part << (segment.bit + slot * Atom::OperandBits);
-      }
-    }
-  }
+      });
+    });
+  });
 }
 
 /// Inverse of `pack_lane`: calls `store(row, column, code)` for the 32 weights of a lane.
 template <class Atom, class Store>
 HUMMING_CUTLASS_HOST_DEVICE void unpack_lane(int lane, uint32_t const (&words)[Atom::WordsPerLane], Store&& store) {
-  for (int f = 0; f < Atom::Fields; ++f) {
-    Field const field = Atom::field(f);
-    for (int slot = 0; slot < Atom::Slots; ++slot) {
+  static_for<Atom::Fields>([&](auto f) {
+    static_for<Atom::Slots>([&](auto slot) {
+      constexpr Field field = Atom::field(f);
       uint32_t value = 0;
-      for (int s = 0; s < field.count; ++s) {
-        Segment const& segment = field.segment[s];
-        uint32_t const part = (words[segment.word] >> (segment.bit + slot * Atom::OperandBits)) & ((1u << segment.width) - 1);
-        value |= part << segment.field_bit;
-      }
+      static_for<field.count>([&](auto s) {
+        constexpr Segment segment = Atom::field(f).segment[s];
+        uint32_t const bits = words[segment.word] >> (segment.bit + slot * Atom::OperandBits);
+        value |= (bits & ((1u << segment.width) - 1)) << segment.field_bit;
+      });
       AtomCoordinate const at = Atom::coordinate(lane, f, slot);
       store(at.row, at.column, value);
-    }
-  }
+    });
+  });
 }
 
 }  // namespace humming_cutlass

@@ -1,0 +1,25 @@
+/// Order of output tiles: blocks of token tiles sweep n, so that a wave of CTAs shares rows of A and of B in L2.
+#pragma once
+
+#include <cstdint>
+
+#include "humming_cutlass/numeric/types.hpp"
+
+namespace humming_cutlass {
+
+struct TileCoordinate {
+  int32_t m;
+  int32_t n;
+};
+
+/// Coordinate of tile `index` of a grid of tiles_m x tiles_n.
+HUMMING_CUTLASS_HOST_DEVICE TileCoordinate raster(int32_t index, int32_t tiles_m, int32_t tiles_n) {
+  constexpr int32_t group_m = 8;
+  int32_t const group = index / (group_m * tiles_n);
+  int32_t const first_m = group * group_m;
+  int32_t const height = tiles_m - first_m < group_m ? tiles_m - first_m : group_m;
+  int32_t const rest = index - first_m * tiles_n;
+  return {first_m + rest % height, rest / height};
+}
+
+}  // namespace humming_cutlass

@@ -1,0 +1,86 @@
+"""Picks the kernel for a call from (types, m, n, k) and a description of the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from humming_cutlass import support
+from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.errors import UnsupportedError
+
+__all__ = ["Choice", "Device", "choose", "schedules"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the planner must know of a GPU: a value, not a query.
+
+    Attributes:
+        arch: target as nvcc spells it, e.g. `sm_90a`.
+        sm_count: multiprocessors.
+    """
+
+    arch: str
+    sm_count: int
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, int | str]) -> Device:
+        """Returns the description of a GPU from `_C.device_properties`."""
+        capability = int(properties["major"]) * 10 + int(properties["minor"])
+        suffix = "a" if capability >= 90 else ""
+        return cls(arch=f"sm_{capability}{suffix}", sm_count=int(properties["sm_count"]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A kernel and how many CTAs share the k range of an output tile."""
+
+    config: GemmConfig
+    split_k: int
+
+
+_SM80 = "sm80_cpasync_multistage"
+
+# A tile of few tokens streams the weight: small CTAs, several to an SM. A warp dequantizes a weight once for all tokens
+# of its tile; more than 64 of them would spill, since group scales need a second set of accumulators.
+_SM80_SCHEDULES = (
+    ScheduleConfig(mainloop=_SM80, tile_shape=(8, 64, 128), warp_shape=(8, 16), stage_count=4),
+    ScheduleConfig(mainloop=_SM80, tile_shape=(16, 64, 128), warp_shape=(16, 16), stage_count=4),
+    ScheduleConfig(mainloop=_SM80, tile_shape=(32, 64, 128), warp_shape=(32, 16), stage_count=4),
+    ScheduleConfig(mainloop=_SM80, tile_shape=(64, 64, 64), warp_shape=(64, 16), stage_count=4),
+    ScheduleConfig(mainloop=_SM80, tile_shape=(64, 128, 64), warp_shape=(64, 16), stage_count=4),
+)
+
+_MAX_SPLIT_K = 16
+_CTAS_PER_SM = 3
+"""CTAs of the small schedules that an SM holds at once."""
+_MIN_K_TILES = 4
+"""Shortest k range of a split, in tiles: below it the pipeline never fills."""
+
+
+def schedules(types: TypeConfig, device: Device) -> list[GemmConfig]:
+    """Returns every kernel that `choose` can return for these types, few tokens first.
+
+    Raises:
+        UnsupportedError: no kernel computes `types` on this device.
+    """
+    if (reason := support.check_types(types, device.arch)) is not None:
+        raise UnsupportedError(reason)
+    return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
+
+
+def choose(types: TypeConfig, m: int, n: int, k: int, device: Device) -> Choice:
+    """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T.
+
+    Raises:
+        UnsupportedError: no kernel computes `types` on this device.
+    """
+    candidates = schedules(types, device)
+    config = next((c for c in candidates if m <= c.schedule.tile_shape[0]), candidates[-1])
+    tile_m, tile_n, tile_k = config.schedule.tile_shape
+    tiles = -(-m // tile_m) * -(-n // tile_n)
+    k_tiles = -(-k // tile_k)
+    per_sm = _CTAS_PER_SM if tile_m <= 64 else 1
+    split_k = max(1, min(device.sm_count * per_sm // max(tiles, 1), k_tiles // _MIN_K_TILES, _MAX_SPLIT_K))
+    return Choice(config=config, split_k=split_k)
