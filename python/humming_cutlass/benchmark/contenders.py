@@ -1,0 +1,187 @@
+"""Who is timed: this library, torch on an unquantized weight, dequantization followed by torch, and Humming."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from humming_cutlass import _tensors, ops, planner
+from humming_cutlass.benchmark.problem import RandomWeight
+from humming_cutlass.errors import HummingError
+
+__all__ = ["CONTENDERS", "Contender", "UnavailableError", "bytes_of", "copies_needed"]
+
+Call = Callable[[], object]
+
+
+class UnavailableError(HummingError):
+    """A contender cannot compute this problem; the message says why."""
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns how many bytes `tensors` hold."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def copies_needed(weight_bytes: int, rotation_bytes: int) -> int:
+    """Returns over how many copies of a weight to rotate: at least 2, at most 64."""
+    return max(2, min(64, math.ceil(rotation_bytes / max(1, weight_bytes))))
+
+
+class Contender(abc.ABC):
+    """One implementation, ready to compute one problem.
+
+    Args:
+        weight: the weight, also on the device.
+        rotation_bytes: how many bytes of copies of it to keep.
+
+    Attributes:
+        impl: the name in the results.
+        weight_bytes: what has to be read of the weight in a call, scales and zero points included.
+
+    Raises:
+        UnavailableError: the problem is not one that it can compute.
+    """
+
+    impl: str
+    weight_bytes: int
+
+    @abc.abstractmethod
+    def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None: ...
+
+    @abc.abstractmethod
+    def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
+        """Returns calls that write `a` (m, k) times the weight to `out` (m, n), each from its own copy."""
+
+    def kernel(self, m: int) -> str:
+        """Returns which kernel runs for m tokens, as far as it is known."""
+        del m
+        return ""
+
+    def output_dtype(self, weight: RandomWeight) -> torch.dtype:
+        """Returns the type of `out`."""
+        return weight.problem.dtype
+
+    def input_dtype(self, weight: RandomWeight) -> torch.dtype:
+        """Returns the type of `a`."""
+        return weight.problem.dtype
+
+
+class HummingCutlass(Contender):
+    """`ops.gemm` with the planner's choice of kernel."""
+
+    impl = "humming_cutlass"
+
+    def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
+        first = weight.pack()
+        self.weight_bytes = bytes_of(first.state_dict().values())
+        self.copies = [first]
+        for _ in range(copies_needed(self.weight_bytes, rotation_bytes) - 1):
+            tensors = {name: t.clone() for name, t in first.state_dict().items()}
+            self.copies.append(dataclasses.replace(first, **tensors))
+
+    def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
+        """See `Contender.calls`."""
+        return [lambda w=w: ops.gemm(a, w, out=out) for w in self.copies]  # type: ignore[misc]
+
+    def kernel(self, m: int) -> str:
+        """See `Contender.kernel`."""
+        first = self.copies[0]
+        if first.data.device.type != "cuda":
+            return "host"
+        choice = planner.choose(first.types, m, first.n, first.k, ops.planner_device(first.data.device.index))
+        return f"{choice.config.name} split_k={choice.split_k}"
+
+
+class TorchMatmul(Contender):
+    """`torch.matmul` on the dequantized weight: in the activations' type, or in float32 on a CPU."""
+
+    impl = "torch.matmul"
+
+    def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
+        self.dtype = weight.problem.dtype if weight.codes.device.type == "cuda" else torch.float32
+        first = weight.dequantize().to(self.dtype)
+        self.weight_bytes = bytes_of([first])
+        self.copies = [first] + [first.clone() for _ in range(copies_needed(self.weight_bytes, rotation_bytes) - 1)]
+
+    def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
+        """See `Contender.calls`."""
+        return [lambda w=w: torch.matmul(a, w.t(), out=out) for w in self.copies]  # type: ignore[misc]
+
+    def kernel(self, m: int) -> str:
+        """See `Contender.kernel`."""
+        del m
+        return str(self.dtype)
+
+    def output_dtype(self, weight: RandomWeight) -> torch.dtype:
+        """See `Contender.output_dtype`."""
+        return self.dtype
+
+    input_dtype = output_dtype
+
+
+class DequantizeMatmul(Contender):
+    """Dequantization to the activations' type with torch operations, then `torch.matmul`, both in every call.
+
+    The weight is stored as bytes, two codes each where they fit, and read through a table of pairs of values: one
+    gather, then one multiplication by the scales in place. Zero points are subtracted in between.
+    """
+
+    impl = "dequantize+torch.matmul"
+
+    def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
+        problem = weight.problem
+        self.dtype = problem.dtype if weight.codes.device.type == "cuda" else torch.float32
+        codes, values = weight.codes, weight.table().to(self.dtype)
+        self.pair = values.numel() <= 16 and problem.k % 2 == 0
+        if self.pair:
+            step = values.numel()
+            codes = codes[:, ::2] + codes[:, 1::2] * step
+            every = torch.arange(step * step, device=codes.device)
+            values = torch.stack([values[every % step], values[every // step]], dim=1).contiguous()
+        self.table = values
+        self.scale = _tensors.decode(weight.scale, problem.types.element_scale).to(self.dtype)
+        self.zero = None if weight.zero is None else weight.zero.to(self.dtype)
+        self.weight_bytes = bytes_of([codes, self.scale, *([] if self.zero is None else [self.zero])])
+        self.copies = [codes.clone() for _ in range(copies_needed(self.weight_bytes, rotation_bytes))]
+        self.shape = (problem.n, problem.k)
+
+    def _dequantize(self, codes: torch.Tensor) -> torch.Tensor:
+        n, k = self.shape
+        flat = codes.reshape(-1).int()
+        groups = self.scale.shape[1]
+        weight = torch.index_select(self.table, 0, flat).view(n, groups, k // groups)
+        if self.zero is not None:
+            weight -= self.zero[:, :, None]
+        weight *= self.scale[:, :, None]
+        return weight.view(n, k)
+
+    def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
+        """See `Contender.calls`."""
+        return [lambda w=w: torch.matmul(a, self._dequantize(w).t(), out=out) for w in self.copies]  # type: ignore[misc]
+
+    def output_dtype(self, weight: RandomWeight) -> torch.dtype:
+        """See `Contender.output_dtype`."""
+        return self.dtype
+
+    input_dtype = output_dtype
+
+
+def _humming(weight: RandomWeight, rotation_bytes: int) -> Any:
+    from humming_cutlass.benchmark.humming import Humming
+
+    return Humming(weight, rotation_bytes)
+
+
+CONTENDERS: dict[str, Callable[[RandomWeight, int], Contender]] = {
+    HummingCutlass.impl: HummingCutlass,
+    TorchMatmul.impl: TorchMatmul,
+    DequantizeMatmul.impl: DequantizeMatmul,
+    "humming": _humming,
+}
+"""Every implementation that can be timed, by name."""
