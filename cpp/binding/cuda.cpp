@@ -320,19 +320,19 @@ void bind_cuda(nb::module_& module) {
             new (self)
                 BoundPlan(std::move(kernel), n, k, groups, element_a, element_d, b, scale, zero, bias, global_scale);
           },
-          "kernel"_a, nb::kw_only(), "n"_a, "k"_a, "groups"_a, "element_a"_a, "element_d"_a, "b"_a, "scale"_a,
-          "zero"_a = nb::none(), "bias"_a = nb::none(), "global_scale"_a = nb::none())
+          "kernel"_a, nb::kw_only(), "n"_a, "k"_a, "groups"_a, "element_a"_a, "element_d"_a, "b"_a.none(),
+          "scale"_a.none(), "zero"_a = nb::none(), "bias"_a = nb::none(), "global_scale"_a = nb::none())
       .def_prop_ro("device", &BoundPlan::device, "The CUDA device of the weight.")
       .def_prop_ro("n", &BoundPlan::n, "Columns of D.")
       .def_prop_ro("k", &BoundPlan::k, "Columns of A.")
       .def_prop_ro("kernel", &BoundPlan::kernel, "The kernel that is launched.")
-      .def("run", &BoundPlan::run, "a"_a, "d"_a, "stream"_a, "split_k"_a = 1,
+      .def("run", &BoundPlan::run, "a"_a.none(), "d"_a.none(), "stream"_a, "split_k"_a = 1,
            "Puts D = A * W^T on a stream: one launch, no synchronization, no allocation but that of a split-k "
            "workspace.\n\n"
            "a is (..., k) and d (..., n), of the plan's dtypes and device, inner stride 1, leading axes evenly spaced. "
            "stream is a CUstream as an integer, 0 the default stream. Ordering is the caller's: a's producer must come "
            "before on that stream. Without rows nothing is launched.")
-      .def("call", &BoundPlan::call, "a"_a, "split_k"_a = 1,
+      .def("call", &BoundPlan::call, "a"_a.none(), "split_k"_a = 1,
            "Like `run`, on the framework's current stream and into a new tensor (..., n), which is returned. Needs a "
            "tensor "
            "type with __dlpack_c_exchange_api__ (torch 2.10 or newer). The memory is the framework's, but "

@@ -1,0 +1,564 @@
+"""Scenarios of test_runtime_cpu.py: each runs in a process of its own, on the driver of runtime_fake_driver.cpp.
+
+Usage: python runtime_scenarios.py FAKE_LIBRARY NAME
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pathlib
+import struct
+import sys
+import tempfile
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from humming_cutlass import _C
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, LaunchError
+
+N, K, GROUPS = 48, 200, 4  # 3 atoms along n, 4 along k
+FLOAT16, BFLOAT16, FLOAT32, INT32, UINT8 = (2, 16), (4, 16), (2, 32), (0, 32), (1, 8)
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+callbacks: list[object] = []
+
+
+class Legacy(ctypes.Structure):
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", DELETER))
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", DELETER),
+        ("flags", ctypes.c_uint64),
+        ("tensor", DLTensor),
+    )
+
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class FakeTensor:
+    """A DLPack exporter that claims its host memory to be a GPU's."""
+
+    exported: ClassVar[dict[int, tuple[object, ...]]] = {}  # what was handed out and not yet deleted, by its address
+
+    def __init__(self, shape, element, *, strides=None, device=(2, 0), offset=0, versioned=True, flags=0, null=False):
+        if strides is None:
+            strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+        self.shape, self.strides, self.element, self.device = tuple(shape), tuple(strides), element, device
+        self.versioned, self.flags = versioned, flags
+        span = 1 + sum(max(e - 1, 0) * abs(s) for e, s in zip(shape, strides, strict=True))
+        memory = np.zeros(span * element[1] // 8 + 64, np.uint8)
+        self.memory = memory
+        self.base = (memory.ctypes.data + 15) // 16 * 16
+        self.offset, self.null = offset, null
+
+    @property
+    def pointer(self):
+        return self.base + self.offset
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, *, stream=None, **options):
+        assert stream == -1, "the runtime must ask for no synchronization"
+        if not self.versioned and options:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        ndim = len(self.shape)
+        tensor = DLTensor(
+            None if self.null else self.base,
+            *self.device,
+            ndim,
+            *self.element,
+            1,
+            (ctypes.c_int64 * ndim)(*self.shape),
+            (ctypes.c_int64 * ndim)(*self.strides),
+            self.offset,
+        )
+
+        # A ctypes callback must outlive its own call, so only what it stood for goes.
+        def delete(address):
+            FakeTensor.exported.pop(address)
+
+        deleter = DELETER(delete)
+        managed = (
+            Versioned(1, 0, None, deleter, self.flags, tensor) if self.versioned else Legacy(tensor, None, deleter)
+        )
+        callbacks.append(deleter)
+        FakeTensor.exported[ctypes.addressof(managed)] = (managed, self.memory)
+        name = b"dltensor_versioned" if self.versioned else b"dltensor"
+        return new_capsule(ctypes.addressof(managed), name, None)
+
+
+class Arguments(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("a", "b", "scale", "zero", "global_scale", "bias", "d")),
+        ("partial", ctypes.c_uint64),
+        ("counter", ctypes.c_uint64),
+        ("stride_a", ctypes.c_int64),
+        ("stride_d", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k")),
+    )
+
+
+class Launch(ctypes.Structure):
+    _fields_ = (
+        ("arguments", Arguments),
+        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_memory", "cluster")),
+        ("stream", ctypes.c_uint64),
+        ("context", ctypes.c_uint64),
+        ("has_map", ctypes.c_int32),
+    )
+
+
+class Map(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("address", "extent0", "extent1", "stride")),
+        *((name, ctypes.c_uint32) for name in ("box0", "box1")),
+        *((name, ctypes.c_int32) for name in ("type", "swizzle")),
+    )
+
+
+fake: ctypes.PyDLL
+folder = pathlib.Path(tempfile.mkdtemp())
+
+
+def last_launch() -> Launch:
+    launch = Launch()
+    fake.fake_launch(fake.fake_launches() - 1, ctypes.byref(launch))
+    return launch
+
+
+def last_map() -> Map:
+    result = Map()
+    fake.fake_map(ctypes.byref(result))
+    return result
+
+
+def cubin(**changes) -> str:
+    traits = {
+        "version": 1,
+        "threads": 128,
+        "smem_bytes": 1024,
+        "tile_m": 16,
+        "tile_n": 32,
+        "tile_k": 64,
+        "cluster_size": 1,
+        "persistent": 0,
+        "box_m": 0,
+    }
+    assert changes.keys() <= traits.keys()
+    traits.update(changes)
+    path = folder / f"{len(list(folder.iterdir()))}.cubin"
+    path.write_bytes(b"FAKE" + struct.pack("9i", *traits.values()))
+    return str(path)
+
+
+def kernel(**changes) -> _C.Kernel:
+    return _C.Kernel(cubin(**changes), "humming_cutlass_gemm")
+
+
+def plan(kernel_=None, **changes):
+    device = changes.pop("device", (2, 0))
+    options = {
+        "n": N,
+        "k": K,
+        "groups": GROUPS,
+        "element_a": "float16",
+        "element_d": "float16",
+        "b": FakeTensor((3, 4, 128), INT32, device=device),
+        "scale": FakeTensor((3, GROUPS, 16), FLOAT16, device=device),
+    }
+    options.update(changes)
+    return _C.GemmPlan(kernel_ if kernel_ is not None else kernel(), **options)
+
+
+def a_of(m, **options):
+    return FakeTensor((m, K), FLOAT16, **options)
+
+
+def d_of(m, **options):
+    return FakeTensor((m, N), FLOAT16, **options)
+
+
+def raises(error, call, *words):
+    with pytest.raises(error) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in {caught.value}"
+
+
+def properties():
+    assert _C.driver_available()
+    found = _C.device_properties(1)
+    assert found["name"] == "Fake GPU"
+    assert (found["major"], found["sm_count"], found["smem_per_block_optin"]) == (9, 10, 232448)
+    assert (found["l2_bytes"], found["clock_khz"], found["memory_clock_khz"]) == (38000, 13000, 36000)
+    assert (found["memory_bus_bits"], found["total_memory"]) == (37000, 80 << 30)
+    raises(ArgumentError, lambda: _C.device_properties(2), "device: got 2; allowed: 0 to 1")
+    raises(ArgumentError, lambda: _C.device_properties(-1), "device: got -1")
+
+
+def loading():
+    loaded = kernel(tile_n=64)
+    assert fake.fake_loads() == 0, "constructing a kernel must load nothing"
+    assert loaded.traits(0)["tile_n"] == 64
+    assert loaded.traits(0)["threads"] == 128
+    assert fake.fake_loads() == 1
+    loaded.traits(1)
+    assert fake.fake_loads() == 2, "once per device"
+    assert fake.fake_stack() == 0, "the context stack must be as before"
+    raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
+    raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
+    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 1")
+    raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
+    raises(LaunchError, lambda: kernel(smem_bytes=300000).traits(0), "smem_bytes: got 300000", "232448")
+    fake.fake_static_shared(1024)
+    raises(LaunchError, lambda: kernel(smem_bytes=232448).traits(0), "1024 of static", "232448")
+    kernel(smem_bytes=232448 - 1024).traits(0)
+    assert fake.fake_loads() == 3, "a load that fails must unload"
+    fake.fake_load_result(209)
+    raises(LaunchError, lambda: kernel().traits(0), "compute capability 9.", "Fake GPU")
+    fake.fake_load_result(719)
+    raises(LaunchError, lambda: kernel().traits(0), "CUDA_ERROR_OF_THE_FAKE", "words of the driver")
+    junk = folder / "junk.cubin"
+    junk.write_bytes(b"junk")
+    fake.fake_load_result(0)
+    raises(LaunchError, lambda: _C.Kernel(str(junk), "humming_cutlass_gemm").traits(0), "junk.cubin")
+
+
+def arguments():
+    bias, factor = FakeTensor((N,), FLOAT32), FakeTensor((1,), FLOAT32)
+    zero = FakeTensor((3, GROUPS, 16), FLOAT16)
+    bound = plan(bias=bias, global_scale=factor, zero=zero)
+    assert (bound.n, bound.k, bound.device) == (N, K, 0)
+    a, d = a_of(33, strides=(K + 8, 1), offset=16), d_of(33, strides=(N + 3, 1))
+    bound.run(a, d, 0x77, 1)
+    launch = last_launch()
+    found = launch.arguments
+    assert (found.a, found.d, found.bias, found.zero) == (a.pointer, d.pointer, bias.pointer, zero.pointer)
+    assert found.global_scale == factor.pointer
+    assert (found.m, found.n, found.k, found.groups, found.split_k) == (33, N, K, GROUPS, 1)
+    assert (found.stride_a, found.stride_d) == (K + 8, N + 3)
+    assert (found.partial, found.counter) == (0, 0)
+    assert (launch.grid, launch.block, launch.shared_memory) == (3 * 2, 128, 1024)
+    assert (launch.stream, launch.context, launch.cluster, launch.has_map) == (0x77, 0xC0, 1, 0)
+    other = plan(device=(2, 1))
+    other.run(a_of(1, device=(2, 1)), d_of(1, device=(2, 1)), 0)
+    assert last_launch().context == 0xC1, "the launch must be on the tensors' device"
+    assert fake.fake_stack() == 0
+    bare = last_launch().arguments
+    assert (bare.zero, bare.bias, bare.global_scale) == (0, 0, 0)
+
+
+def shapes():
+    bound = plan()
+    bound.run(a_of(0), d_of(0), 0)
+    bound.run(FakeTensor((2, 0, K), FLOAT16, null=True), FakeTensor((0, N), FLOAT16, null=True), 0)
+    assert fake.fake_launches() == 0, "no rows, no launch"
+    assert fake.fake_loads() == 0
+    bound.run(FakeTensor((2, 3, K), FLOAT16), FakeTensor((6, N), FLOAT16), 0)
+    assert (last_launch().arguments.m, last_launch().arguments.stride_a) == (6, K)
+    bound.run(FakeTensor((2, 1, 3, K), FLOAT16, strides=(3 * 208, 5, 208, 1)), d_of(6), 0)
+    assert (last_launch().arguments.m, last_launch().arguments.stride_a) == (6, 208)
+    bound.run(FakeTensor((K,), FLOAT16), FakeTensor((N,), FLOAT16), 0)
+    assert last_launch().arguments.m == 1
+    bound.run(a_of(1, strides=(7, 1)), d_of(1, strides=(3, 1)), 0)
+    assert last_launch().arguments.stride_a == 200, "a single row has no stride of its own"
+    bound.run(a_of(5, strides=(0, 1)), d_of(5), 0)
+    assert last_launch().arguments.stride_a == 0, "rows of an input may coincide"
+    done = fake.fake_launches()
+
+    def refused(a, d, *words, error=ArgumentError):
+        raises(error, lambda: bound.run(a, d, 0), *words)
+
+    refused(FakeTensor((2, 3, K), FLOAT16, strides=(4 * K, K, 1)), d_of(6), "a: got shape (2, 3, 200)", "evenly spaced")
+    refused(a_of(4, strides=(1, 4)), d_of(4), "a: got inner stride 4; allowed: inner stride 1")
+    refused(a_of(4), d_of(4, strides=(N - 1, 1)), "d: got a row stride of 47", "at least 48")
+    refused(a_of(4), d_of(4, strides=(0, 1)), "d: got a row stride of 0")
+    refused(a_of(4, strides=(-K, 1)), d_of(4), "a: got a row stride of -200")
+    refused(a_of(4), d_of(5), "d: got 5 rows; allowed: 4 rows")
+    refused(FakeTensor((4, K + 1), FLOAT16), d_of(4), "a: got shape (4, 201); allowed: shape (..., 200)")
+    refused(a_of(4), FakeTensor((4, N, 1), FLOAT16), "d: got shape (4, 48, 1)")
+    refused(FakeTensor((), FLOAT16), d_of(1), "a: got shape ()")
+    refused(FakeTensor((1,) * 8 + (K,), FLOAT16), d_of(1), "at most 8 axes")
+    refused(FakeTensor((4, K), BFLOAT16), d_of(4), "a: got bfloat16; allowed: float16", error=ArgumentTypeError)
+    refused(a_of(4), FakeTensor((4, N), FLOAT32), "d: got float32; allowed: float16", error=ArgumentTypeError)
+    refused(a_of(4, device=(1, 0)), d_of(4), "a: got a tensor on the CPU; allowed: a tensor on a CUDA device")
+    refused(a_of(4, device=(3, 0)), d_of(4), "pinned host memory")
+    refused(a_of(4, device=(2, 1)), d_of(4), "a: got a tensor on cuda:1; allowed: cuda:0")
+    refused(a_of(4), d_of(4, flags=1), "d: got a read-only tensor")
+    refused(a_of(4, null=True), d_of(4), "a: got a tensor without memory")
+    refused(3, d_of(4), "a: got int; allowed: a CUDA tensor", error=ArgumentTypeError)
+    refused(np.zeros((4, K), np.float16), d_of(4), "a: got a tensor on the CPU")
+    bound.run(a_of(4, flags=1), d_of(4), 0)  # an input may be read-only
+    raises(ArgumentTypeError, lambda: bound.call(a_of(4)), "__dlpack_c_exchange_api__")
+    assert fake.fake_launches() == done + 1
+    gc.collect()
+    assert len(FakeTensor.exported) == 2, "run must give back what it borrowed; the plan holds b and scale"
+    bound = None
+    gc.collect()
+    assert not FakeTensor.exported, "a plan must give its weight back"
+
+
+def legacy_capsules():
+    old = {"versioned": False}
+    bound = plan(b=FakeTensor((3, 4, 128), INT32, **old), scale=FakeTensor((3, GROUPS, 16), UINT8, **old))
+    a, d = a_of(2, **old), d_of(2, **old)
+    bound.run(a, d, 0)
+    assert last_launch().arguments.a == a.pointer
+    del bound
+    gc.collect()
+    assert not FakeTensor.exported
+
+
+def weights():
+    def refused(*words, error=ArgumentError, **changes):
+        raises(error, lambda: plan(**changes), *words)
+
+    refused("b: got float32; allowed: int32 or uint32", b=FakeTensor((3, 4, 128), FLOAT32), error=ArgumentTypeError)
+    refused("b: got shape (3, 4, 100)", "32 * bits", b=FakeTensor((3, 4, 100), INT32))
+    refused("b: got shape (3, 4, 288)", b=FakeTensor((3, 4, 288), INT32))
+    refused("b: got shape (2, 4, 128); allowed: shape (3, 4, 128)", b=FakeTensor((2, 4, 128), INT32))
+    refused("b: got shape (3, 512)", b=FakeTensor((3, 512), INT32))
+    refused("b: got a tensor that is not contiguous", b=FakeTensor((3, 4, 128), INT32, strides=(512, 128, 2)))
+    refused("b: got a data pointer", "multiple of 16", b=FakeTensor((3, 4, 128), INT32, offset=4))
+    refused("b: got a tensor on the CPU", b=np.zeros((3, 4, 128), np.int32))
+    refused("scale: got shape (3, 5, 16); allowed: shape (3, 4, 16)", scale=FakeTensor((3, 5, 16), FLOAT16))
+    refused("scale: got int32", scale=FakeTensor((3, 4, 16), INT32), error=ArgumentTypeError)
+    refused("scale: got a tensor on cuda:1", scale=FakeTensor((3, 4, 16), FLOAT16, device=(2, 1)))
+    refused("zero: got shape (3, 1, 16)", zero=FakeTensor((3, 1, 16), FLOAT16))
+    refused("bias: got float16; allowed: float32", bias=FakeTensor((N,), FLOAT16), error=ArgumentTypeError)
+    refused("bias: got shape (47,); allowed: shape (48,)", bias=FakeTensor((N - 1,), FLOAT32))
+    refused("global_scale: got shape (2,)", global_scale=FakeTensor((2,), FLOAT32))
+    refused("element_a: got float32", element_a="float32", error=ArgumentTypeError)
+    refused("element_d: got 'half'", element_d="half", error=ArgumentTypeError)
+    refused("n: got 0", n=0)
+    refused("k: got 2147483648", k=1 << 31)
+    refused("groups: got 0", groups=0)
+    gc.collect()
+    assert not FakeTensor.exported, "a plan that is refused must give its weight back"
+
+
+def grids():
+    bound = plan(kernel(cluster_size=4))
+    bound.run(a_of(33), d_of(33), 0)
+    assert (last_launch().grid, last_launch().cluster) == (8, 4), "6 tiles are 2 clusters of 4"
+    walking = plan(kernel(persistent=1))
+    walking.run(a_of(33), d_of(33), 0)
+    assert last_launch().grid == 6
+    walking.run(a_of(330), d_of(330), 0)
+    assert last_launch().grid == 10, "one CTA per SM"
+    clustered = plan(kernel(persistent=1, cluster_size=4))
+    clustered.run(a_of(330), d_of(330), 0)
+    assert last_launch().grid == 8, "whole clusters only"
+    wide = FakeTensor((3 << 30, K), FLOAT16, strides=(0, 1))
+    done = fake.fake_launches()
+    tall = FakeTensor((1 << 30, K), FLOAT16, strides=(0, 1))
+    narrow = plan(kernel(tile_m=1, tile_n=16))
+    target = d_of(1)
+    target.shape, target.strides = (1 << 30, N), (N, 1)
+    raises(ArgumentError, lambda: narrow.run(tall, target, 0), "m: got 1073741824; allowed: at most 715827882")
+    target.shape = (3 << 30, N)
+    raises(ArgumentError, lambda: bound.run(wide, target, 0), "m: got 3221225472; allowed: at most 2147483647")
+    raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 0), "split_k: got 0; allowed: 1 to 4")
+    raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 5), "split_k: got 5; allowed: 1 to 4")
+    assert fake.fake_launches() == done
+
+
+def tensor_maps():
+    bound = plan(kernel(box_m=32))
+    a = a_of(33, strides=(208, 1))
+    bound.run(a, d_of(33), 0)
+    found = last_map()
+    assert last_launch().has_map == 1
+    assert (found.address, found.extent0, found.extent1, found.stride) == (a.pointer, K, 33, 416)
+    assert (found.box0, found.box1, found.type, found.swizzle) == (64, 32, 6, 3)
+    bound.run(a_of(1, strides=(3, 1)), d_of(1), 0)
+    assert last_map().stride == 400
+    plan(kernel(box_m=8), element_a="bfloat16").run(FakeTensor((2, K), BFLOAT16), d_of(2), 0)
+    assert (last_map().type, last_map().box1) == (9, 8)
+    raises(
+        ArgumentError, lambda: bound.run(a_of(2, strides=(201, 1)), d_of(2), 0), "row stride of 201", "multiple of 8"
+    )
+    raises(ArgumentError, lambda: bound.run(a_of(2, strides=(0, 1)), d_of(2), 0), "row stride of 0")
+    raises(ArgumentError, lambda: bound.run(a_of(2, offset=2), d_of(2), 0), "a: got a data pointer", "16-byte aligned")
+
+
+def workspaces():
+    bound = plan()
+
+    def pointers(m, stream, split_k=2):
+        bound.run(a_of(m), d_of(m), stream, split_k)
+        found = last_launch().arguments
+        assert found.split_k == split_k
+        assert last_launch().grid == (m + 15) // 16 * 2 * split_k
+        return found.partial, found.counter
+
+    first = pointers(33, 1)
+    assert ctypes.string_at(first[1], 6 * 4) == bytes(24), "counters must start at zero"
+    assert pointers(33, 1) == first, "a stream keeps its workspace"
+    other = pointers(33, 2)
+    assert not set(other) & set(first), "streams do not share"
+    count = fake.fake_allocations()
+    assert pointers(16 * 4096, 1)[0] != first[0], "more tiles need more room"
+    assert fake.fake_allocations() == count + 2
+    assert ctypes.string_at(last_launch().arguments.counter, 2 * 4096 * 4) == bytes(2 * 4096 * 4)
+    grown = last_launch().arguments.partial
+    assert pointers(33, 1)[0] == grown, "a workspace does not shrink"
+    assert ctypes.string_at(first[1], 24) == bytes(24), "an outgrown buffer stays valid"
+    fake.fake_capture(1, 1)
+    captured = pointers(33, 1)
+    assert captured[0] != grown, "a graph does not share with eager launches"
+    assert pointers(33, 1) == captured
+    fake.fake_capture(1, 0)
+    assert pointers(33, 1)[0] == grown
+    raises(LaunchError, lambda: pointers(16 * 65536, 1, 4), "workspace", "bytes")
+    assert fake.fake_mode() == 0
+
+
+def capture():
+    """The first call of all happens while a stream is being captured."""
+    fake.fake_capture(9, 1)
+    bound = plan()
+    bound.run(a_of(33), d_of(33), 9, 2)
+    assert fake.fake_launches() == 1
+    assert last_launch().stream == 9
+    assert fake.fake_mode() == 0, "the thread's capture mode must be restored"
+    assert ctypes.string_at(last_launch().arguments.counter, 24) == bytes(24)
+
+
+def threads():
+    """Many threads, none with a context, launch for the first time at once."""
+    shared = kernel()
+    bound = [plan(shared) for _ in range(4)]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def work(index):
+        try:
+            barrier.wait()
+            for _ in range(50):
+                bound[index % 4].run(a_of(3), d_of(3), index, 1 + index % 2)
+            assert fake.fake_stack() == 0
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not errors, errors
+    assert fake.fake_loads() == 1
+    assert fake.fake_launches() == 400
+
+
+def call():
+    """Tensors of a type with the C exchange API: torch's own functions, on host memory that claims to be a GPU's."""
+    import torch
+
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    fake.fake_exchange.restype = fake.fake_later_exchange.restype = ctypes.c_void_p
+    fake.fake_exchange.argtypes = (ctypes.c_void_p,)
+    name = b"dlpack_exchange_api"
+    api = fake.fake_exchange(get_pointer(torch.Tensor.__dlpack_c_exchange_api__, name))
+
+    class Cuda(torch.Tensor):
+        __dlpack_c_exchange_api__ = new_capsule(api, name, None)
+
+    class Later(torch.Tensor):
+        __dlpack_c_exchange_api__ = new_capsule(fake.fake_later_exchange(), name, None)
+
+    for kind in (Cuda, Later):
+        done = fake.fake_launches()
+        weight = torch.zeros(3, 4, 128, dtype=torch.int32).as_subclass(kind)
+        scale = torch.zeros(3, GROUPS, 16, dtype=torch.float16).as_subclass(kind)
+        bound = plan(b=weight, scale=scale, element_d="float32")
+        pointer = weight.data_ptr()
+        before = sys.getrefcount(kind)
+        a = torch.zeros(2, 5, K, dtype=torch.float16, requires_grad=True).as_subclass(kind)
+        d = bound.call(a, 2)
+        assert (tuple(d.shape), d.dtype, d.is_contiguous()) == ((2, 5, N), torch.float32, True)
+        assert not d.requires_grad
+        found = last_launch()
+        assert found.stream == 0xABC0, "the launch must be on the framework's current stream"
+        assert (found.arguments.a, found.arguments.b) == (a.data_ptr(), pointer)
+        assert (found.arguments.d, found.arguments.m) == (d.data_ptr(), 10)
+        assert (found.arguments.stride_d, found.arguments.split_k) == (N, 2)
+        assert tuple(bound.call(a[:, :0]).shape) == (2, 0, N)
+        assert tuple(bound.call(a[0, 0]).shape) == (N,)
+        assert fake.fake_launches() == done + 2
+        out = torch.zeros(10, N).as_subclass(kind)
+        bound.run(a, out, 0x5)
+        assert (last_launch().arguments.d, last_launch().stream) == (out.data_ptr(), 5)
+        raises(
+            ArgumentTypeError, lambda bound=bound, a=a: bound.call(a.bfloat16()), "a: got bfloat16; allowed: float16"
+        )
+        raises(ArgumentError, lambda bound=bound, a=a: bound.call(a[..., :-1]), "a: got shape (2, 5, 199)")
+        raises(ArgumentError, lambda bound=bound, a=a: bound.call(a, 9), "split_k: got 9")
+        raises(ArgumentError, lambda bound=bound, a=a: bound.call(a.to("meta")), "cannot be exported")
+        many = torch.zeros(13, K, dtype=torch.float16).as_subclass(kind)
+        raises(LaunchError, lambda bound=bound, many=many: bound.call(many), "MemoryError: no memory")
+        del a, d, out, many
+        for _ in range(100):
+            bound.call(torch.zeros(1, K, dtype=torch.float16).as_subclass(kind))
+        assert sys.getrefcount(kind) - before < 10, "a call must not keep references"
+        del weight
+        bound.call(torch.zeros(1, K, dtype=torch.float16).as_subclass(kind))
+        assert last_launch().arguments.b == pointer
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        properties,
+        loading,
+        arguments,
+        shapes,
+        legacy_capsules,
+        weights,
+        grids,
+        tensor_maps,
+        workspaces,
+        capture,
+        threads,
+        call,
+    )
+}
+
+if __name__ == "__main__":
+    # Loaded first under the driver's soname, so that the runtime's dlopen finds this one.
+    fake = ctypes.PyDLL(sys.argv[1])
+    for query in ("fake_capture", "fake_launch", "fake_map"):
+        getattr(fake, query).restype = None
+    fake.fake_capture.argtypes = (ctypes.c_uint64, ctypes.c_int)
+    SCENARIOS[sys.argv[2]]()
