@@ -251,7 +251,7 @@ class HummingLayer(torch.nn.Module):
         # `half()`, `float()` and `to(dtype)` cast every floating-point buffer. Here the types are the format: follow
         # the device and keep the type.
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:

@@ -201,7 +201,8 @@ def pack_codes(codes: Array, types: TypeConfig) -> Array:
     from humming_cutlass import _C
 
     if not _tensors.is_torch(codes):
-        return _C.pack_codes(np.ascontiguousarray(codes), types.element_b, types.operand_bits)
+        source: Array = np.ascontiguousarray(codes)
+        return _C.pack_codes(source, types.element_b, types.operand_bits)
     if codes.device.type == "cuda":
         return _pack_codes_cuda(codes.contiguous(), types)
     import torch
@@ -454,7 +455,7 @@ def unpack(packed: PackedWeight) -> dict[str, Array | None]:
     from humming_cutlass import _C
 
     data = packed.data
-    words = np.ascontiguousarray(_tensors.to_numpy(data)).view(np.uint32)
+    words: Array = np.ascontiguousarray(_tensors.to_numpy(data)).view(np.uint32)
     codes: Array = np.asarray(
         _C.unpack_codes(words, packed.types.element_b, packed.n, packed.k, packed.types.operand_bits)
     )

@@ -137,7 +137,7 @@ def _strides(x: Array) -> tuple[int, ...]:
     return tuple(x.stride()) if _tensors.is_torch(x) else tuple(x.strides)
 
 
-def _host_buffer(rows: int, columns: int) -> np.ndarray[Any, Any]:
+def _host_buffer(rows: int, columns: int) -> Array:
     """Returns float32 scratch (rows, columns) that this thread keeps between calls."""
     size = rows * columns
     buffer = getattr(_buffers, "block", None)
@@ -155,6 +155,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
     torch_a = _tensors.is_torch(a)
     rows = a.reshape(-1, k)
     m = rows.shape[0]
+    result: Array
     if torch_a:
         import torch
 
@@ -164,7 +165,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
         rows = rows.astype(np.float32)
         result = np.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a))
     factor = None if weight.global_scale is None else float(weight.global_scale[0])
-    data = _tensors.to_numpy(weight.data).view(np.uint32)
+    data: Array = _tensors.to_numpy(weight.data).view(np.uint32)
     zero_element = "float16" if types.element_zero == "integer" else types.element_zero
     block_rows = max(1, _BLOCK_ELEMENTS // k // ATOM_N) * ATOM_N
     for start in range(0, n if m else 0, block_rows):
@@ -174,10 +175,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
         zero = None if weight.zero is None else _float32(weight.zero[atoms], zero_element)
         scale = _float32(weight.scale[atoms], types.element_scale)
         _C.dequantize(data[atoms], scale, zero, types.group_size, types.element_b, stop - start, k, block)
-        if torch_a:
-            product = rows @ torch.from_numpy(block).t()
-        else:
-            product = rows @ block.T
+        product = rows @ (torch.from_numpy(block) if torch_a else block).T
         if factor is not None:
             product *= factor
         if weight.bias is not None:
@@ -196,7 +194,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
     return out
 
 
-def _float32(x: Array, element: str) -> np.ndarray[Any, Any]:
+def _float32(x: Array, element: str) -> Array:
     return np.ascontiguousarray(_tensors.to_numpy(_tensors.decode(x, element)))
 
 
@@ -256,7 +254,7 @@ def _check_config(config: GemmConfig, types: TypeConfig) -> None:
         raise UnsupportedError(reason)
 
 
-def _bytes(x: Array | None) -> Array | None:
+def _bytes(x: Array) -> Array:
     """Returns 8-bit floats as uint8: not every torch exports them through DLPack."""
     return _tensors.bits(x) if x is not None and x.element_size() == 1 else x
 
@@ -306,7 +304,7 @@ def planner_device(index: int) -> planner.Device:
     """Returns what the planner must know of CUDA device `index`; read once per process."""
     from humming_cutlass import _C
 
-    return planner.Device.from_properties(_C.device_properties(index))
+    return planner.Device.from_properties(dict[str, Any](_C.device_properties(index)))
 
 
 def _choose(weight: PackedWeight, m: int, device: Any) -> tuple[GemmConfig, int]:

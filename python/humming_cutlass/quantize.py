@@ -223,11 +223,11 @@ def quantize(
     place = {"device": weight.device} if _tensors.is_torch(weight) else {}
     codes = xp.empty((n, k), dtype=xp.uint8, **place)
     for rows in _blocks(n, k):
-        own = slice(None) if strategy == "tensor" else rows
+        scales = slice(None) if strategy == "tensor" else rows
         block = _float32(weight[rows])
-        levels = block.reshape(block.shape[0], -1, group_size) / effective[own][:, :, None]
+        levels = block.reshape(block.shape[0], -1, group_size) / effective[scales][:, :, None]
         if offset is not None:
-            levels = levels + offset[own][:, :, None]
+            levels = levels + offset[scales][:, :, None]
         levels = levels.reshape(block.shape)
         if b.kind is dtypes.Kind.INT:
             codes[rows] = _integer_codes(levels, -(1 << (b.bits - 1)), (1 << (b.bits - 1)) - 1, b.bits)

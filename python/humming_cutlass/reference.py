@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +35,7 @@ def dequantize(
     group_size: int = -1,
     zero: Any = None,
     global_scale: Any = None,
+    operand: str | None = None,
 ) -> npt.NDArray[np.float64]:
     """Returns scale * (value(code) - zero) * global_scale in float64, shape (n, k).
 
@@ -44,16 +46,20 @@ def dequantize(
         group_size: columns that share a scale; -1 is all of them.
         zero: zero points shaped like `scale`, or None.
         global_scale: one number, or None for 1.
+        operand: 16-bit type to which a kernel rounds the entries of a code book; None leaves them exact.
 
     Raises:
         ArgumentError: the groups of `scale` do not cover k.
     """
     pattern = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes).astype(np.int64)
-    weight = dtypes.parse(dtype).values()[pattern]
+    table = dtypes.parse(dtype).values()
+    if operand is not None and dtypes.parse(dtype).kind is dtypes.Kind.CODE_BOOK:
+        table = table.astype(ml_dtypes.bfloat16 if operand == "bfloat16" else operand).astype(np.float64)
+    weight = table[pattern]
     k = weight.shape[1]
     group_of_column = np.zeros(k, dtype=np.int64) if group_size in (-1, k) else np.arange(k) // group_size
 
-    def spread(x: Any, parameter: str) -> npt.NDArray[np.float64]:
+    def spread(x: Any, parameter: str) -> Any:
         values = to_float64(x)
         if values.size == 1:
             return values.reshape(1, 1)
@@ -66,7 +72,8 @@ def dequantize(
     if zero is not None:
         weight = weight - spread(zero, "zero")
     weight = weight * spread(scale, "scale")
-    return weight if global_scale is None else weight * to_float64(global_scale).reshape(())
+    factor = 1.0 if global_scale is None else float(to_float64(global_scale).reshape(()))
+    return np.asarray(weight * factor, dtype=np.float64)
 
 
 def gemm(a: Any, weight: npt.NDArray[np.float64], bias: Any = None) -> npt.NDArray[np.float64]:
