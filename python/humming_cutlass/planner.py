@@ -70,13 +70,15 @@ def schedules(types: TypeConfig, device: Device) -> list[GemmConfig]:
     return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
 
 
-def choose(types: TypeConfig, m: int, n: int, k: int, device: Device) -> Choice:
-    """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T.
+def choose(
+    types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloop: str | None = None
+) -> Choice:
+    """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T, of one mainloop if one is named.
 
     Raises:
         UnsupportedError: no kernel computes `types` on this device.
     """
-    candidates = schedules(types, device)
+    candidates = [c for c in schedules(types, device) if mainloop in (None, c.schedule.mainloop)]
     config = next((c for c in candidates if m <= c.schedule.tile_shape[0]), candidates[-1])
     tile_m, tile_n, tile_k = config.schedule.tile_shape
     tiles = -(-m // tile_m) * -(-n // tile_n)

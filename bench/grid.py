@@ -1,0 +1,131 @@
+"""Accuracy grid on a GPU: every weight type x activation type x group size x m, against float64.
+
+    python bench/grid.py --out bench/results/h200-grid.jsonl [--types int4,uint4] [--m 1,7,16,33,128,1000]
+
+Every row holds the relative error, and the largest element-wise error as a fraction of its bound
+(u_out * |R| + k * 2^-24 * sum |a * w|, docs/architecture.md). The exit status is 1 when a row is out of bounds.
+Outputs are poisoned with NaN first; inputs are drawn afresh for every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import pathlib
+import sys
+import time
+
+import torch
+
+import humming_cutlass
+from humming_cutlass import dtypes, ops, planner, reference, support, testing
+from humming_cutlass.config import TypeConfig
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8 / 2, "float32": 2.0**-24}
+SHAPE_N, SHAPE_K = 264, 1152
+
+
+def type_grid(names: list[str] | None, groups: list[int]) -> list[TypeConfig]:
+    """Returns every legal combination; uint types once with integer and once with floating zero points."""
+    grid = []
+    for name, weight in dtypes.WEIGHT_TYPES.items():
+        if names and name not in names:
+            continue
+        zeros = ("integer", "float32") if weight.kind is dtypes.Kind.UINT else ("none",)
+        for element_a in support.ACTIVATION_TYPES:
+            for group_size in groups:
+                for zero in zeros:
+                    types = TypeConfig(
+                        element_a=element_a,
+                        element_b=name,
+                        element_d=element_a,
+                        element_scale=element_a,
+                        element_zero=zero,
+                        group_size=group_size,
+                    )
+                    if support.check_types(types) is None:
+                        grid.append(types)
+    return grid
+
+
+def check(types: TypeConfig, m: int, config: planner.Choice | None, seed: int) -> dict[str, object]:
+    """Runs one point and returns its row."""
+    problem = testing.random_problem(types, m, SHAPE_N, SHAPE_K, device="cuda", seed=seed)
+    out = torch.full((m, SHAPE_N), float("nan"), dtype=getattr(torch, types.element_d), device="cuda")
+    if config is None:
+        choice = planner.choose(types, m, SHAPE_N, SHAPE_K, ops.planner_device(0))
+    else:
+        choice = config
+    ops.gemm(problem.a, problem.packed, out=out, config=choice.config, split_k=choice.split_k)
+    weight = torch.from_numpy(
+        reference.dequantize(problem.codes, problem.scale, types, zero=problem.zero)
+    ).to("cuda", torch.float64)
+    a = problem.a.double()
+    expected = a @ weight.T
+    u_weight = UNIT_ROUNDOFF[types.element_a] if dtypes.parse(types.element_b).kind is dtypes.Kind.CODE_BOOK else 0.0
+    magnitude = a.abs() @ weight.abs().T
+    bound = UNIT_ROUNDOFF[types.element_d] * expected.abs() + (u_weight + SHAPE_K * 2.0**-24) * magnitude
+    difference = (out.double() - expected).abs()
+    relative = float((out.double() - expected).norm() / expected.norm())
+    worst = float((difference / bound.clamp_min(1e-300)).nan_to_num(nan=float("inf")).max())
+    limit = testing.relative_bound(types.element_d) * (2 if u_weight else 1)
+    return {
+        "impl": "humming_cutlass",
+        "kernel": choice.config.name,
+        "split_k": choice.split_k,
+        "a": types.element_a,
+        "b": types.element_b,
+        "zero": types.element_zero,
+        "group": types.group_size,
+        "m": m,
+        "n": SHAPE_N,
+        "k": SHAPE_K,
+        "rel_err": relative,
+        "worst_element": worst,
+        "ok": relative <= limit and worst <= 1.0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("grid.jsonl"))
+    parser.add_argument("--types", default="")
+    parser.add_argument("--groups", default="-1,32,128")
+    parser.add_argument("--m", default="1,7,16,33,128,1000")
+    parser.add_argument("--mainloop", default="", help="only schedules of this mainloop, the first whose tile holds m")
+    args = parser.parse_args()
+    tokens = [int(m) for m in args.m.split(",")]
+    grid = type_grid(args.types.split(",") if args.types else None, [int(g) for g in args.groups.split(",")])
+    device = ops.planner_device(0)
+
+    def choose(types: TypeConfig, m: int) -> planner.Choice:
+        return planner.choose(types, m, SHAPE_N, SHAPE_K, device, mainloop=args.mainloop or None)
+
+    start = time.perf_counter()
+    ops.prepare([choose(types, m).config for types in grid for m in tokens], progress=True)
+    compile_seconds = time.perf_counter() - start
+    head = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "humming_cutlass": humming_cutlass.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "command": "python " + " ".join(sys.argv),
+    }
+    failed = 0
+    with args.out.open("w") as stream:
+        for seed, types in enumerate(grid):
+            for m in tokens:
+                row = check(types, m, choose(types, m), seed) | head
+                failed += not row["ok"]
+                if not row["ok"]:
+                    print(json.dumps(row), flush=True)
+                stream.write(json.dumps(row) + "\n")
+    total = len(grid) * len(tokens)
+    print(f"compiled in {compile_seconds:.0f} s; {total - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
