@@ -63,7 +63,7 @@ function(humming_cutlass_add_kernels target)
   set(cubins "")
   foreach(source IN LISTS arg_SOURCES)
     get_filename_component(source "${source}" ABSOLUTE)
-    get_filename_component(name "${source}" NAME_WE)
+    get_filename_component(name "${source}" NAME_WLE)
     # Relative to where nvcc runs: what is compiled does not depend on where the project lies.
     file(RELATIVE_PATH relative "${CMAKE_CURRENT_BINARY_DIR}" "${source}")
     set(cubin "${arg_OUTPUT_DIRECTORY}/${name}.cubin")

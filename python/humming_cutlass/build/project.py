@@ -101,7 +101,7 @@ def _progress(total: int, enabled: bool) -> Iterator[Callable[[str], None]]:
         rich.progress.TextColumn("{task.description}"),
     )
     console = rich.console.Console(stderr=True)
-    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+    with rich.progress.Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
 
