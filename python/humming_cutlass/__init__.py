@@ -54,7 +54,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        return _read_version()
     if name in _HOME:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
         globals()[name] = value
@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _version() -> str:
+def _read_version() -> str:
     from importlib import metadata
 
     try:
@@ -88,7 +88,7 @@ def show_config() -> dict[str, str]:
     import sys
 
     facts = {
-        "humming_cutlass": _version(),
+        "humming_cutlass": _read_version(),
         "python": f"{sys.version.split()[0]} on {platform.platform()}",
     }
     for package in ("numpy", "ml_dtypes", "torch"):
