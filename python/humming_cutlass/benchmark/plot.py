@@ -63,7 +63,7 @@ def ratio_table(rows: Sequence[Row], *, ours: str = "humming_cutlass") -> str:
         own = implementations[ours]
         others = [name for name in implementations if name != ours]
         text += [f"### {problem}", ""]
-        text.append("| m | µs | roofline | " + "".join(f"÷ {name} | " for name in others))
+        text.append("| " + " | ".join(["m", "µs", "roofline", *(f"÷ {name}" for name in others)]) + " |")
         text.append("|" + "---|" * (3 + len(others)))
         for m in sorted(own):
             cells = [str(m), f"{own[m]['us']:.1f}", f"{own[m]['roofline']:.0%}"]

@@ -1,0 +1,387 @@
+"""The command line: `python -m humming_cutlass demo | bench | info | support | cache | emit | precompile`.
+
+Every command prints for people; with `--json` it prints the same for programs. Exit codes: 0 fine, 1 the result is
+out of bounds, 2 the command could not be carried out (the message says what is allowed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from humming_cutlass.errors import ArgumentError, HummingError, explain
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="humming_cutlass",
+    help="GEMMs with weights of 1 to 8 bits, on the CPU and on NVIDIA GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; errors of this package become one line on stderr.
+
+    Args:
+        arguments: the words after the program's name; None takes them from `sys.argv`.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except SystemExit as leave:  # click's way of ending a command, also after a wrong option
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except HummingError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _require(ok: bool) -> None:
+    """Ends the command with exit code 1 unless its result is in bounds."""
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _words(text: str, parameter: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ArgumentError(explain(parameter, repr(text), "words separated by commas"))
+    return words
+
+
+def _numbers(text: str, parameter: str, least: int) -> list[int]:
+    try:
+        numbers = [int(word) for word in _words(text, parameter)]
+    except ValueError:
+        raise ArgumentError(explain(parameter, repr(text), "whole numbers separated by commas")) from None
+    if min(numbers) < least:
+        raise ArgumentError(explain(parameter, min(numbers), f"numbers from {least} on", least))
+    return numbers
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ArgumentError(
+            explain("torch", "not installed", "torch", 'pip install "humming-cutlass[torch]"')
+        ) from None
+
+
+def _device(name: str) -> tuple[torch.device, str]:
+    """Returns the device called `name`, or the best one for `auto`, and why that is not a GPU."""
+    import torch
+
+    from humming_cutlass.demo import choose_device
+
+    if name == "auto":
+        return choose_device()
+    if name not in ("cpu", "cuda"):
+        raise ArgumentError(explain("--device", repr(name), "auto, cpu or cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(explain("--device", "cuda without a GPU that torch sees", "cpu", "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu"), ""
+
+
+@app.command()
+def demo(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    m: Annotated[int, typer.Option(min=1, help="Tokens.")] = 128,
+    n: Annotated[int, typer.Option(min=1, help="Rows of the weight.")] = 8192,
+    k: Annotated[int, typer.Option(min=1, help="Columns of the weight.")] = 8192,
+    weight: Annotated[str, typer.Option(help="Type of the weight.")] = "int6",
+    as_json: Json = False,
+) -> None:
+    """The main job on random weights: quantize, pack, compile, multiply, compare with float64."""
+    _require_torch()
+    from humming_cutlass.demo import run_demo
+
+    where, reason = _device(device)
+    if not as_json:
+        print(f"device: {where}{f', because {reason}' if reason else ''}", flush=True)
+    result = run_demo(device=where, reason=reason, m=m, n=n, k=k, weight_type=weight)
+    if as_json:
+        _print_json(dataclasses.asdict(result) | {"ok": result.ok})
+    else:
+        numbers = "  ".join(f"{x:9.5f}" for x in result.first)
+        expected = "  ".join(f"{x:9.5f}" for x in result.expected)
+        print(
+            f"({m}, {k}) float16 x ({n}, {k}) {weight}, prepared in {result.prepare_seconds:.1f} s\n"
+            f"first values:    {numbers}\n"
+            f"float64:         {expected}\n"
+            f"relative error:  {result.relative_error:.2e} (bound {result.bound:.0e}: "
+            f"{'ok' if result.ok else 'OUT OF BOUNDS'}); "
+            f"rounding to {weight} itself: {result.rounding_error:.2e}\n"
+            f"time:            {result.us:.1f} µs, {result.tflops:.2f} TFLOP/s, {result.gbps:.1f} GB/s of weights\n"
+            f"kernel:          {result.kernel}"
+        )
+    _require(result.ok)
+
+
+@app.command()
+def bench(
+    shapes: Annotated[str, typer.Option(help="NxK,... Default: 8192x8192, on a CPU 4096x4096.")] = "",
+    m: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "",
+    weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4,uint4:floating,float6_e3m2.")] = "int4",
+    groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row.")] = "128",
+    activations: Annotated[str, typer.Option(help="float16, bfloat16.")] = "bfloat16",
+    scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
+    impl: Annotated[str, typer.Option(help="Who is timed; default: all that are installed.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements a point; the median counts.")] = 5,
+    bandwidth: Annotated[float, typer.Option(help="GB/s for the roofline; 0: known or measured.")] = 0,
+    peak: Annotated[float, typer.Option(help="TFLOP/s for the roofline; 0: known or measured.")] = 0,
+    json_path: Annotated[str, typer.Option("--json", help="Append JSON lines to this file; - is stdout.")] = "",
+    plot: Annotated[pathlib.Path | None, typer.Option(help="Time nothing: draw this results file.")] = None,
+    output: Annotated[pathlib.Path | None, typer.Option(help="With --plot: the folder for pictures.")] = None,
+) -> None:
+    """Times this library and its peers, each result checked against a reference in the same run."""
+    if plot is not None:
+        from humming_cutlass.benchmark.plot import plot as draw
+        from humming_cutlass.benchmark.plot import ratio_table, read_rows
+
+        rows = read_rows(plot)
+        for path in draw(rows, output or plot.parent):
+            print(path)
+        print(ratio_table(rows))
+        return
+    _require_torch()
+    from humming_cutlass import benchmark
+
+    where, reason = _device(device)
+    if reason:
+        print(f"on the CPU, because {reason}", file=sys.stderr)
+    gpu = where.type == "cuda"
+    names = _words(impl, "--impl") if impl else list(benchmark.CONTENDERS)
+    if unknown := sorted(set(names) - set(benchmark.CONTENDERS)):
+        raise ArgumentError(explain("--impl", repr(unknown[0]), ", ".join(benchmark.CONTENDERS)))
+    problems = [
+        benchmark.Problem.create(n=n, k=k, element_a=a, weight=b, group_size=group, scale=scale or None)
+        for a in _words(activations, "--activations")
+        for n, k in map(benchmark.parse_shape, _words(shapes or ("8192x8192" if gpu else "4096x4096"), "--shapes"))
+        for b in _words(weights, "--weights")
+        for group in _numbers(groups, "--groups", -1)
+    ]
+    plan = benchmark.Plan(
+        problems=problems,
+        tokens=_numbers(m or ("1,8,16,32,64,128,256,512,1024,4096,8192" if gpu else "1,16,128"), "--m", 1),
+        contenders=names,
+        device=where,
+        repeats=repeats,
+        bandwidth_gbps=bandwidth or None,
+        peak_tflops=peak or None,
+    )
+    _run_bench(plan, json_path)
+
+
+def _run_bench(plan: Any, json_path: str) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from humming_cutlass import benchmark
+
+    failed = 0
+    with contextlib.ExitStack() as stack:
+        sink = None
+        if json_path == "-":
+            sink = sys.stdout
+        elif json_path:
+            try:
+                sink = stack.enter_context(open(json_path, "a", encoding="utf-8"))
+            except OSError as error:
+                raise ArgumentError(explain("--json", f"{json_path} ({error.strerror})", "a writable file")) from None
+        progress = stack.enter_context(
+            Progress(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        )
+        task = progress.add_task("timing", total=plan.points)
+        seen: set[object] = set()
+        for row in benchmark.run(plan):
+            progress.advance(task)
+            if "error" in row or not row["within"]:
+                failed += row["impl"] == "humming_cutlass" or "error" not in row
+            if sink is not None:
+                print(json.dumps(row), file=sink, flush=True)
+            if sink is sys.stdout:
+                continue
+            heading = f"{row['n']}x{row['k']} {row['a']} x {row['b']}, group {row['group']}, zero {row['zero']}"
+            if heading not in seen:
+                seen.add(heading)
+                print(
+                    f"\n{heading} on {row['gpu']}\n{'impl':<24}{'m':>6}{'µs':>11}{'TFLOP/s':>10}{'GB/s':>8}"
+                    f"{'roofline':>10}{'rel_err':>10}  mode"
+                )
+            if "error" in row:
+                if (row["impl"], heading) not in seen:
+                    seen.add((row["impl"], heading))
+                    print(f"{row['impl']:<24}{row['error']}")
+                continue
+            print(
+                f"{row['impl']:<24}{row['m']:>6}{row['us']:>11.1f}{row['tflops']:>10.2f}{row['gbps']:>8.0f}"
+                f"{row['roofline']:>10.1%}{row['rel_err']:>10.1e}  {row['mode']}"
+                f"{'' if row['within'] else '  OUT OF BOUNDS'}",
+                flush=True,
+            )
+    _require(not failed)
+
+
+@app.command()
+def info(as_json: Json = False) -> None:
+    """Versions, paths, compiler, GPUs and environment variables: what a bug report needs."""
+    import os
+
+    import humming_cutlass
+    from humming_cutlass.build import ENVIRONMENT
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        facts = humming_cutlass.show_config()
+    variables = {name: os.environ.get(name) for name in ENVIRONMENT}
+    if as_json:
+        _print_json({"facts": facts, "environment": variables})
+        return
+    print(printed.getvalue(), end="")
+    for name, meaning in ENVIRONMENT.items():
+        value = variables[name]
+        print(f"{name}={value}" if value is not None else f"{name} is not set: {meaning}")
+
+
+@app.command()
+def support(
+    markdown: Annotated[bool, typer.Option(help="Print docs/support_matrix.md.")] = False,
+    check: Annotated[pathlib.Path | None, typer.Option(help="Compare this file; exit 1 if it differs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What is supported, as `support.check` answers."""
+    from humming_cutlass import support_matrix
+
+    page = support_matrix.markdown()
+    if check is not None:
+        try:
+            found = check.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(explain("--check", f"{check} ({error.strerror})", "a readable file")) from None
+        if found != page:
+            lines = difflib.unified_diff(found.splitlines(), page.splitlines(), str(check), "generated", lineterm="")
+            print("\n".join(lines))
+            print(f"\nRun: python -m humming_cutlass support --markdown > {check}", file=sys.stderr)
+            raise typer.Exit(1)
+        return
+    if as_json:
+        _print_json(support_matrix.rows())
+    elif markdown:
+        print(page, end="")
+    else:
+        for row in support_matrix.rows():
+            print(f"{row['a']} x {row['b']}, {row['what']}: {row['reason'] or 'yes'}")
+
+
+cache_app = typer.Typer(help="The cache of compiled kernels.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command("list")
+def cache_list(as_json: Json = False) -> None:
+    """Every compiled kernel: size, registers, compile time."""
+    from humming_cutlass import build
+    from humming_cutlass.build.cache import KernelCache
+
+    directory = build.cache_directory()
+    kernels = []
+    for cubin in sorted(KernelCache(directory).root.glob("??/*/kernel.cubin")):
+        with contextlib.suppress(HummingError):  # a damaged entry is rebuilt when it is needed
+            kernels.append(dataclasses.asdict(build.kernel_info(cubin)))
+    if as_json:
+        _print_json({"directory": str(directory), "kernels": kernels})
+        return
+    print(f"{directory}: {len(kernels)} kernels, {sum(x['size'] for x in kernels) / 1e6:.1f} MB")
+    for x in kernels:
+        print(f"{x['name']}: {x['size']} B, {x['registers']} registers, {x['seconds']:.1f} s")
+
+
+@cache_app.command("clear")
+def cache_clear(as_json: Json = False) -> None:
+    """Removes every compiled kernel; running processes compile again what they need."""
+    from humming_cutlass import build
+    from humming_cutlass.build.cache import KernelCache
+
+    directory = build.cache_directory()
+    cache = KernelCache(directory)
+    entries = [path for path in cache.root.glob("??/*") if path.is_dir() and not path.name.startswith(".")]
+    for entry in entries:
+        cache.discard(entry.name)
+    if as_json:
+        _print_json({"directory": str(directory), "removed": len(entries)})
+    else:
+        print(f"{directory}: {len(entries)} kernels removed")
+
+
+@app.command()
+def emit(
+    name: Annotated[str, typer.Argument(help="A kernel's name, as GemmConfig.name spells it.")],
+    as_json: Json = False,
+) -> None:
+    """Prints the C++ of one kernel."""
+    from humming_cutlass import emitter
+    from humming_cutlass.config import GemmConfig
+
+    source = emitter.emit(GemmConfig.from_name(name))
+    if as_json:
+        _print_json(dataclasses.asdict(source))
+    else:
+        print(source.text, end="")
+
+
+@app.command()
+def precompile(
+    output: Annotated[pathlib.Path, typer.Argument(help="The folder, for HUMMING_CUTLASS_AOT_DIR.")],
+    arch: Annotated[str, typer.Option(help="GPUs, e.g. sm_80,sm_90a.")],
+    weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4:floating.")],
+    groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row.")] = "-1",
+    activations: Annotated[str, typer.Option(help="float16, bfloat16.")] = "float16",
+    scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
+    jobs: Annotated[int, typer.Option(help="Kernels at once; 0: HUMMING_CUTLASS_NUM_JOBS, else one a core.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compiles every kernel that calls on these types can need, into a folder that needs no compiler."""
+    from humming_cutlass import build, emitter, planner
+    from humming_cutlass.config import WeightConfig
+
+    sources = {}
+    for a in _words(activations, "--activations"):
+        for word in _words(weights, "--weights"):
+            dtype, _, zero_point = word.partition(":")
+            for group in _numbers(groups, "--groups", -1):
+                config = WeightConfig(
+                    dtype=dtype, group_size=group, scale_dtype=scale or None, zero_point=zero_point or None
+                )
+                # Kernels do not depend on k: a k of two groups keeps the group size as it is.
+                types = config.resolve(k=2 * group if group > 0 else 64, element_a=a)
+                for target in _words(arch, "--arch"):
+                    # Nor do they depend on the number of SMs, which only splits k.
+                    for kernel in planner.schedules(types, planner.Device(arch=target, sm_count=1)):
+                        sources[kernel.name] = emitter.emit(kernel)
+    paths = build.export_kernels(sources.values(), output, jobs=jobs or None)
+    if as_json:
+        _print_json({name: str(path) for name, path in paths.items()})
+    else:
+        print(f"{len(paths)} kernels in {output}; use them with HUMMING_CUTLASS_AOT_DIR={output}")
