@@ -190,7 +190,7 @@ def test_sixteen_processes_three_killed(cache: Path, tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     killed = chance.sample(processes, 3)
-    # Whoever is first holds locks right now; one of the three always does.
+    # The first to start is among them: it is the likeliest to hold locks.
     killed[0] = processes[0] if processes[0] not in killed[1:] else killed[0]
     for process in killed:
         time.sleep(chance.uniform(0, 0.5))
