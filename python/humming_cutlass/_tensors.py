@@ -113,7 +113,7 @@ def decode(x: Array, element: str) -> Array:
         return x.astype(np.float32)
     torch = sys.modules["torch"]
     if element == "float8_e8m0" and x.dtype == torch.uint8:
-        return torch.ldexp(torch.ones((), device=x.device), x.to(torch.int32) - 127)
+        return torch.ldexp(torch.ones(x.shape, device=x.device), x.to(torch.int32) - 127)
     return x.to(torch.float32)
 
 

@@ -55,7 +55,7 @@ def dequantize(
     table = dtypes.parse(dtype).values()
     if operand is not None and dtypes.parse(dtype).kind is dtypes.Kind.CODE_BOOK:
         table = table.astype(ml_dtypes.bfloat16 if operand == "bfloat16" else operand).astype(np.float64)
-    weight = table[pattern]
+    weight: npt.NDArray[np.float64] = table[pattern]
     k = weight.shape[1]
     group_of_column = np.zeros(k, dtype=np.int64) if group_size in (-1, k) else np.arange(k) // group_size
 

@@ -252,7 +252,7 @@ def _random_scale(types: TypeConfig, shape: tuple[int, int], generator: torch.Ge
         base = 2.0 ** (1 - b.bits)
     if types.element_scale == "float8_e8m0":
         exponent = round(math.log2(base)) + torch.randint(-3, 2, shape, generator=generator)
-        return _encode(torch.ldexp(torch.ones(()), exponent), "float8_e8m0")
+        return _encode(torch.ldexp(torch.ones(shape), exponent), "float8_e8m0")
     smallest = {"float8_e4m3": 2.0**-6, "float8_e5m2": 2.0**-14, "float16": 2.0**-14}.get(types.element_scale, 0.0)
     values = (torch.rand(shape, generator=generator) + 0.5) * max(base, smallest)
     return _encode(values, types.element_scale)
@@ -350,7 +350,7 @@ def p_grp(gemm: Gemm, types: TypeConfig, m: int, n: int, k: int, *, device: str 
     code, _ = _one(types)
     row = _tensors.encode((torch.arange(groups) + 1.0) / 64, types.element_scale)
     if types.element_scale == "float8_e8m0":
-        row = _tensors.encode(torch.ldexp(torch.ones(()), torch.arange(groups) % 8 - 6), "float8_e8m0")
+        row = _tensors.encode(torch.ldexp(torch.ones(groups), torch.arange(groups) % 8 - 6), "float8_e8m0")
     zero = None if types.element_zero == "none" else torch.zeros(n, groups)
     problem = _problem(
         types,
