@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one go: build, test, grid, bench. Results go to $OUT (default ./out).
+#
+#   bench/on_gpu.sh                       # all sections
+#   bench/on_gpu.sh build test            # some of them, in this order
+#   BENCH_ARGUMENTS="--m 1,16" bench/on_gpu.sh build bench
+#
+# Run from the repository's root. Works without a network: where .carry/wheels holds wheels, what the machine lacks is
+# installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel.
+# build installs into a folder of its own (.carry/site, kept between calls), not into the machine's Python.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+export OUT=${OUT:-$root/out}
+site=$root/.carry/site
+mkdir -p "$OUT" "$site"
+# Tests run from the repository; what is tested is the installed package.
+export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+export HUMMING_CUTLASS_CACHE_DIR=${HUMMING_CUTLASS_CACHE_DIR:-$root/.carry/kernels}
+if [ -d "$root/.carry/cutlass" ]; then
+  export HUMMING_CUTLASS_CUTLASS_DIR=$root/.carry/cutlass
+fi
+python=${PYTHON:-python3}
+
+# Whether the Python package of a wheel is there already: the machine's own torch and numpy stay in place.
+installed() {
+  "$python" -c "import sys; from importlib import metadata; metadata.version(sys.argv[1])" "$1" 2>/dev/null
+}
+
+build() {
+  local wheel
+  for wheel in .carry/wheels/*.whl; do
+    if [ -e "$wheel" ] && ! installed "$(basename "$wheel" | cut -d- -f1)"; then
+      "$python" -m pip install -q --no-index --no-deps --target "$site" "$wheel"
+    fi
+  done
+  rm -rf "$site"/humming_cutlass "$site"/humming_cutlass-*.dist-info
+  "$python" -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . 2>&1 | tail -20
+  "$python" -m humming_cutlass info | tee "$OUT/info.txt"
+}
+
+run_tests() { # name, pytest arguments
+  local name=$1
+  shift
+  "$python" -m pytest -q -p no:cacheprovider --junitxml="$OUT/$name.xml" "$@" 2>&1 | tee "$OUT/$name.txt" | tail -40
+}
+
+run_test() { run_tests pytest -m "gpu and not slow"; }
+
+# The whole accuracy grid: every weight type, both activations, channel, g32 and g128, six values of m.
+run_grid() { run_tests grid -m "gpu and slow"; }
+
+run_bench() {
+  local status=0
+  "$python" -m humming_cutlass demo --device cuda | tee "$OUT/demo.txt" || status=1
+  # shellcheck disable=SC2086  # the arguments are words
+  "$python" -m humming_cutlass bench --device cuda --json "$OUT/bench.jsonl" ${BENCH_ARGUMENTS:-} | tee "$OUT/bench.txt" ||
+    status=1
+  return $status
+}
+
+failed=0
+for section in ${*:-build test grid bench}; do
+  echo "== $section" >&2
+  started=$SECONDS
+  case $section in
+    build) build ;;
+    test | grid | bench) "run_$section" || { failed=1; echo "== $section failed" >&2; } ;;
+    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench" >&2; exit 2 ;;
+  esac
+  echo "== $section took $((SECONDS - started)) s" >&2
+done
+exit $failed

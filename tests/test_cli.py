@@ -1,0 +1,198 @@
+"""The command line: every command, as text and as JSON, and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from humming_cutlass import cli, emitter, planner
+from humming_cutlass.config import GemmConfig, WeightConfig
+
+
+def _kernel_name():
+    types = WeightConfig(dtype="int4", group_size=128).resolve(k=256, element_a="float16")
+    return planner.schedules(types, planner.Device(arch="sm_80", sm_count=108))[0].name
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        code = cli.run(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_help_lists_the_commands(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    for name in ("demo", "bench", "info", "support", "cache", "emit", "precompile"):
+        assert name in out
+
+
+def test_unknown_command_is_refused(call):
+    code, _, err = call("frobnicate")
+    assert code == 2
+    assert "frobnicate" in err
+
+
+def test_demo_is_within_bounds_on_the_cpu(call):
+    pytest.importorskip("torch")
+    code, out, _ = call("demo", "--device", "cpu", "--m", "5", "--n", "96", "--k", "160", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["ok"]
+    assert 0 < result["relative_error"] <= result["bound"] == 5e-4
+    # int6 rounds visibly, or the reference would be the unquantized product.
+    assert result["rounding_error"] > 10 * result["relative_error"]
+    assert result["first"] == pytest.approx(result["expected"], rel=1e-2, abs=1e-2)
+
+
+@pytest.mark.parametrize("weight", ["uint4", "float6_e3m2"])
+def test_demo_takes_other_types(call, weight):
+    pytest.importorskip("torch")
+    code, out, _ = call("demo", "--device", "cpu", "--m", "4", "--n", "33", "--k", "100", "--weight", weight)
+    assert code == 0, out
+    assert "relative error" in out
+    assert "kernel:" in out
+
+
+def test_demo_fails_on_a_wrong_result(call, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from humming_cutlass import layer
+
+    right = layer.HummingLayer.forward
+
+    def wrong(self, x, out=None):
+        result = right(self, x, out=out)
+        result[0, 0] += 1000 * torch.finfo(torch.float16).eps * result.abs().max()
+        return result
+
+    monkeypatch.setattr(layer.HummingLayer, "forward", wrong)
+    code, out, _ = call("demo", "--device", "cpu", "--m", "2", "--n", "32", "--k", "64")
+    assert code == 1
+    assert "OUT OF BOUNDS" in out
+
+
+def test_demo_says_how_to_get_a_compiler(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from humming_cutlass import _C, build, demo, ops
+    from humming_cutlass.errors import ToolchainError
+
+    def missing(arch=None):
+        raise ToolchainError("no nvcc")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_C, "driver_available", lambda: True)
+    monkeypatch.setattr(ops, "planner_device", lambda index: planner.Device(arch="sm_90a", sm_count=132))
+    monkeypatch.setattr(build, "find_toolchain", missing)
+    device, reason = demo.choose_device()
+    assert device.type == "cpu"
+    assert 'pip install "humming-cutlass[cuda]"' in reason
+
+
+def test_bad_words_name_what_is_allowed(call):
+    pytest.importorskip("torch")
+    code, _, err = call("demo", "--weight", "int9")
+    assert code == 2
+    assert "nearest supported: int8" in err
+    code, _, err = call("demo", "--device", "tpu")
+    assert code == 2
+    assert "auto, cpu or cuda" in err
+
+
+def test_info_as_json(call):
+    code, out, _ = call("info", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert {"humming_cutlass", "python", "kernel cache", "compiler"} <= set(report["facts"])
+    assert "HUMMING_CUTLASS_CACHE_DIR" in report["environment"]
+    assert call("info")[1].startswith("humming_cutlass: ")
+
+
+def test_emit_prints_the_kernel(call):
+    name = _kernel_name()
+    code, out, _ = call("emit", name)
+    assert code == 0
+    assert out == emitter.emit(GemmConfig.from_name(name)).text
+    assert json.loads(call("emit", name, "--json")[1])["name"] == name
+    assert call("emit", "nonsense")[0] == 2
+
+
+def test_support_check(call, tmp_path):
+    page = call("support", "--markdown")[1]
+    path = tmp_path / "support_matrix.md"
+    path.write_text(page)
+    assert call("support", "--check", str(path))[0] == 0
+    path.write_text(page.replace("`nf4`", "`nf5`"))
+    code, out, _ = call("support", "--check", str(path))
+    assert code == 1
+    assert "-| code books | `nf5` |" in out
+    assert call("support", "--check", str(tmp_path / "none.md"))[0] == 2
+    rows = json.loads(call("support", "--json")[1])
+    assert {"what": "pair", "a": "float16", "b": "int4", "reason": None} in rows
+    assert any(r["b"] == "float8_e7m0" and r["a"] == "float16" and r["reason"] for r in rows)
+
+
+def test_cache_list_and_clear(call, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("HUMMING_CUTLASS_CACHE_DIR", str(cache))
+    assert json.loads(call("cache", "list", "--json")[1]) == {"directory": str(cache), "kernels": []}
+    for folder in ("tmp", "locks", "failed"):
+        (cache / "v1" / folder).mkdir(parents=True)
+    entry = cache / "v1" / "ab" / ("ab" + "0" * 62)
+    entry.mkdir(parents=True)
+    (entry / "kernel.cubin").write_bytes(b"1234")
+    meta = {
+        "name": "kernel",
+        "arch": "sm_80",
+        "sha256": "00",
+        "size": 4,
+        "compiler": "13.0",
+        "seconds": 1.5,
+        "registers": 96,
+        "spill_bytes": 0,
+        "stack_bytes": 0,
+        "static_smem_bytes": 0,
+    }
+    (entry / "meta.json").write_text(json.dumps(meta))
+    assert json.loads(call("cache", "list", "--json")[1])["kernels"] == [meta]
+    assert "96 registers" in call("cache", "list")[1]
+    assert json.loads(call("cache", "clear", "--json")[1]) == {"directory": str(cache), "removed": 1}
+    assert not entry.exists()
+    assert call("cache", "list")[1].startswith(f"{cache}: 0 kernels")
+
+
+def test_precompile_asks_for_every_kernel_of_the_planner(call, tmp_path, monkeypatch):
+    from humming_cutlass import build
+
+    asked = []
+
+    def export(sources, directory, *, progress=None, jobs=None):
+        asked.extend(sources)
+        return {s.name: directory / s.name for s in asked}
+
+    monkeypatch.setattr(build, "export_kernels", export)
+    code, out, _ = call(
+        "precompile", str(tmp_path), "--arch", "sm_80,sm_90a", "--weights", "int4,uint4:floating", "--groups", "-1,32"
+    )
+    assert code == 0, out
+    wanted = set()
+    for arch in ("sm_80", "sm_90a"):
+        for words in ({"dtype": "int4"}, {"dtype": "uint4", "zero_point": "floating"}):
+            for group in (-1, 32):
+                types = WeightConfig(**words, group_size=group).resolve(k=4096, element_a="float16")
+                device = planner.Device(arch=arch, sm_count=100)
+                wanted |= {c.name for c in planner.schedules(types, device)}
+    assert {s.name for s in asked} == wanted
+
+
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "humming_cutlass", "support", "--json"], capture_output=True, text=True, check=True
+    )
+    assert len(json.loads(done.stdout)) > 50
