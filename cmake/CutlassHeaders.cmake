@@ -46,8 +46,8 @@ function(humming_cutlass_cutlass_headers variable include)
   # GLOB_RECURSE descends from cutlass/ as well; what lies below it is kept by folder.
   list(FILTER headers INCLUDE REGEX "^cute/|^cutlass/[^/]+$|^cutlass/(arch|detail|layout|pipeline|platform)/")
   list(FILTER headers INCLUDE REGEX "\\.(h|hpp|inl)$")
-  # Wholly about collectives, which our kernels do not use.
-  list(FILTER headers EXCLUDE REGEX "^cutlass/detail/(collective|blockwise_scale_layout|sm100_)")
+  # SIMD intrinsics of pre-tensor-core GPUs, which include files that do not exist.
+  list(FILTER headers EXCLUDE REGEX "^cutlass/arch/simd")
   foreach(extra
           conv/conv2d_problem_size.h conv/conv3d_problem_size.h conv/convolution.h conv/dispatch_policy.hpp
           epilogue/thread/activation.h gemm/dispatch_policy.hpp gemm/gemm.h gemm/gemm_enumerated_types.h

@@ -55,9 +55,11 @@ function(humming_cutlass_add_kernels target)
   foreach(directory IN LISTS arg_INCLUDE_DIRECTORIES)
     list(APPEND flags "-I${directory}")
   endforeach()
+  # One argument with a semicolon inside, which COMMAND_EXPAND_LISTS takes apart; a list variable would do so too early.
+  set(library_includes "")
   if(TARGET humming_cutlass::headers)
-    set(include "$<TARGET_PROPERTY:humming_cutlass::headers,INTERFACE_INCLUDE_DIRECTORIES>")
-    list(APPEND flags "$<$<BOOL:${include}>:-I$<JOIN:${include},;-I>>")
+    set(property "$<TARGET_PROPERTY:humming_cutlass::headers,INTERFACE_INCLUDE_DIRECTORIES>")
+    set(library_includes "-I$<JOIN:${property},;-I>")
   endif()
 
   set(cubins "")
@@ -70,7 +72,7 @@ function(humming_cutlass_add_kernels target)
     set(depfile "${CMAKE_CURRENT_BINARY_DIR}/${name}.${arg_ARCH}.d")
     add_custom_command(
       OUTPUT "${cubin}"
-      COMMAND "${arg_NVCC}" -cubin ${flags} -MD -MF "${depfile}" -MT "${cubin}" -o "${cubin}" "${relative}"
+      COMMAND "${arg_NVCC}" -cubin ${flags} "${library_includes}" -MD -MF "${depfile}" -MT "${cubin}" -o "${cubin}" "${relative}"
       DEPENDS "${source}"
       DEPFILE "${depfile}"
       WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}"
