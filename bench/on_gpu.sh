@@ -3,7 +3,7 @@
 #
 #   bench/on_gpu.sh                       # all sections
 #   bench/on_gpu.sh build test            # some of them, in this order
-#   BENCH_ARGUMENTS="--m 1,16" bench/on_gpu.sh build bench
+#   BENCH_ARGUMENTS="--m 1,16" GRID_ARGUMENTS="--types int4" bench/on_gpu.sh build grid bench
 #
 # Run from the repository's root. Works without a network: where .carry/wheels holds wheels, what the machine lacks is
 # installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel.
@@ -39,16 +39,15 @@ build() {
   "$python" -m humming_cutlass info | tee "$OUT/info.txt"
 }
 
-run_tests() { # name, pytest arguments
-  local name=$1
-  shift
-  "$python" -m pytest -q -p no:cacheprovider --junitxml="$OUT/$name.xml" "$@" 2>&1 | tee "$OUT/$name.txt" | tail -40
+run_test() {
+  "$python" -m pytest -q -p no:cacheprovider --junitxml="$OUT/pytest.xml" -m gpu 2>&1 | tee "$OUT/pytest.txt"
 }
 
-run_test() { run_tests pytest -m "gpu and not slow"; }
-
-# The whole accuracy grid: every weight type, both activations, channel, g32 and g128, six values of m.
-run_grid() { run_tests grid -m "gpu and slow"; }
+# The accuracy grid: every weight type, both activations, channel, g32 and g128, six values of m.
+run_grid() {
+  # shellcheck disable=SC2086  # the arguments are words
+  "$python" bench/grid.py --out "$OUT/grid.jsonl" ${GRID_ARGUMENTS:-} 2>&1 | tee "$OUT/grid.txt"
+}
 
 run_bench() {
   local status=0
