@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from humming_cutlass import dtypes, layout, quantize, reference, testing
 from humming_cutlass.config import TypeConfig
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from gemm_cases import CASES
 from humming_cutlass import ops
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gemm_cases import CASES
 from humming_cutlass import ops, planner
 

@@ -22,8 +22,8 @@ from humming_cutlass.layout import PackedWeight
 
 __all__ = ["gemm", "gemm_host", "planner_device", "prepare"]
 
-_BLOCK_ELEMENTS = 1 << 21
-"""Float32 weights that exist at one time on the CPU path: 8 MB, about what a core's caches hold."""
+_BLOCK_ELEMENTS = 1 << 22
+"""Float32 weights that exist at one time on the CPU path, 16 MB a calling thread."""
 
 _PLAN_LIMIT = 1024
 """Choices of a kernel that are remembered per weight; one per m."""
@@ -143,7 +143,7 @@ def _host_buffer(rows: int, columns: int) -> Array:
     buffer = getattr(_buffers, "block", None)
     if buffer is None or buffer.size < size:
         buffer = np.empty(size, np.float32)
-        if size <= 2 * _BLOCK_ELEMENTS:
+        if size <= _BLOCK_ELEMENTS:
             _buffers.block = buffer
     return buffer[:size].reshape(rows, columns)
 

@@ -97,8 +97,7 @@ def _round_scale(ideal: Array, element: str) -> tuple[Array, Array]:
         exponent = xp.clip(exponent - xp.where(fraction == 0.5, 1, 0), -127, 127)
         pattern = exponent + 127
         stored = pattern.to(xp.uint8) if _tensors.is_torch(ideal) else pattern.astype(np.uint8)
-        if _tensors.is_torch(ideal):
-            stored = stored.view(_tensors.stored_dtype(element, ideal))
+        stored = stored.view(_tensors.stored_dtype(element, ideal))
         return stored, _tensors.decode(stored, element)
     largest = scale_type.max
     if bool((ideal > largest * (1 + 2.0 ** -(scale_type.mantissa_bits + 2))).any()):

@@ -1,0 +1,169 @@
+"""`ops.gemm` on the CPU beyond the cases of gemm_cases.py: numpy, errors, determinism, speed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from humming_cutlass import layout, ops, planner, quantize, testing
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError
+
+
+@pytest.mark.parametrize("element_a", ["float16", "bfloat16"])
+@pytest.mark.parametrize("element_d", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("scale", ["float16", "bfloat16", "float32", "float8_e4m3", "float8_e8m0"])
+def test_numpy_gives_what_torch_gives(element_a: str, element_d: str, scale: str) -> None:
+    types = testing.make_types(
+        "uint5", k=96, element_a=element_a, element_d=element_d, group_size=32, scale_dtype=scale
+    )
+    problem = testing.random_problem(types, 7, 40, 96, bias=True, global_scale=True)
+    numpy_types = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+    def convert(x: torch.Tensor) -> Any:
+        return x.float().numpy()
+
+    packed = layout.pack(
+        problem.codes.numpy(),
+        convert(problem.scale),
+        types=types,
+        zero=convert(problem.zero),
+        bias=convert(problem.bias),
+        global_scale=convert(problem.global_scale),
+    )
+    a = convert(problem.a).astype(numpy_types[element_a])
+    y = ops.gemm(a, packed)
+    assert y.dtype == numpy_types[element_d]
+    problem.check(torch.from_numpy(y.astype(np.float32)).to(getattr(torch, element_d)))
+    out = np.zeros((7, 50), y.dtype)[:, 3:43]
+    assert ops.gemm(a, packed, out=out) is out
+    assert (out == y).all()
+    assert ops.gemm(a[0], packed).shape == (40,)
+    assert ops.gemm(a[:0], packed).shape == (0, 40)
+
+
+def test_without_torch() -> None:
+    """The whole CPU path works where torch cannot be imported."""
+    script = """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+import humming_cutlass
+from humming_cutlass import layout, ops, quantize
+w = np.random.default_rng(0).standard_normal((40, 96)).astype(np.float32)
+q = quantize.quantize(w, {"dtype": "int8", "group_size": 32})
+packed = humming_cutlass.pack(q.codes, q.scale, types=q.types)
+x = np.random.default_rng(1).standard_normal((5, 96)).astype(np.float16)
+y = humming_cutlass.gemm(x, packed)
+r = x.astype(np.float64) @ w.T.astype(np.float64)
+assert np.linalg.norm(y - r) < 0.02 * np.linalg.norm(r)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_the_same_call_gives_the_same_bits_in_every_thread() -> None:
+    problem = testing.random_problem(testing.make_types("int4", k=512, group_size=64), 33, 700, 512)
+    first = ops.gemm(problem.a, problem.packed)
+    with ThreadPoolExecutor(4) as pool:
+        for other in pool.map(lambda _: ops.gemm(problem.a, problem.packed), range(16)):
+            testing.check_equal(other, first)
+
+
+def test_blocks_of_rows_meet() -> None:
+    """k so long that n is computed in several blocks, the last one partial."""
+    problem = testing.random_problem(testing.make_types("int3", k=65536), 2, 77, 65536)
+    problem.check(ops.gemm(problem.a, problem.packed))
+
+
+def _inputs() -> tuple[torch.Tensor, layout.PackedWeight]:
+    problem = testing.random_problem(testing.make_types("int4", k=64), 3, 24, 64)
+    return problem.a, problem.packed
+
+
+_BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a-list": ({"a": [1.0]}, ArgumentTypeError, r"a: got list"),
+    "a-dtype": ({"a": torch.zeros(3, 64)}, ArgumentTypeError, r"a: got dtype float32; allowed: float16"),
+    "a-dtype-bfloat16": ({"a": torch.zeros(3, 64).bfloat16()}, ArgumentTypeError, r"a: got dtype bfloat16"),
+    "a-library": ({"a": np.zeros((3, 64), np.float16)}, ArgumentTypeError, r"a: got ndarray; allowed: Tensor"),
+    "a-shape": ({"a": torch.zeros(3, 63).half()}, ArgumentError, r"a: got shape \(3, 63\).*k = 64"),
+    "a-0d": ({"a": torch.zeros(()).half()}, ArgumentError, r"a: got shape \(\)"),
+    "a-device": ({"a": torch.zeros(3, 64, device="meta").half()}, ArgumentError, r"a: got device meta; allowed: cpu"),
+    "a-gradient": ({"a": torch.zeros(3, 64).half().requires_grad_()}, ArgumentError, r"gradient.*torch.no_grad"),
+    "weight": ({"weight": torch.zeros(24, 64)}, ArgumentTypeError, r"weight: got Tensor; allowed: a PackedWeight"),
+    "out-type": ({"out": np.zeros((3, 24), np.float16)}, ArgumentTypeError, r"out: got ndarray"),
+    "out-dtype": ({"out": torch.zeros(3, 24)}, ArgumentTypeError, r"out: got dtype float32; allowed: float16"),
+    "out-shape": ({"out": torch.zeros(3, 25).half()}, ArgumentError, r"out: got shape \(3, 25\); allowed: \(3, 24\)"),
+    "out-device": ({"out": torch.zeros(3, 24, device="meta").half()}, ArgumentError, r"out: got device meta"),
+    "out-expanded": ({"out": torch.zeros(1, 24).half().expand(3, 24)}, ArgumentError, r"out: got an expanded tensor"),
+    "config": ({"split_k": 2}, ArgumentError, r"split_k: got a kernel's choice for activations on the CPU"),
+}
+
+
+@pytest.mark.parametrize("name", _BAD)
+def test_bad_input(name: str) -> None:
+    changes, error, message = _BAD[name]
+    a, packed = _inputs()
+    good = ops.gemm(a, packed)
+    with pytest.raises(error, match=message):
+        ops.gemm(**({"a": a, "weight": packed} | changes))
+    testing.check_equal(ops.gemm(a, packed), good)
+
+
+def test_gradients_are_refused_only_where_they_would_be_lost() -> None:
+    a, packed = _inputs()
+    with torch.no_grad():
+        assert not ops.gemm(a.clone().requires_grad_(), packed).requires_grad
+    with torch.inference_mode():
+        ops.gemm(a, packed)
+
+
+def test_a_config_for_the_cpu_is_refused() -> None:
+    a, packed = _inputs()
+    config = planner.schedules(packed.types, planner.Device(arch="sm_80", sm_count=108))[0]
+    with pytest.raises(ArgumentError, match=r"config: got a kernel's choice"):
+        ops.gemm(a, packed, config=config)
+
+
+def test_gemm_host_is_the_same_on_the_cpu() -> None:
+    a, packed = _inputs()
+    testing.check_equal(ops.gemm_host(a, packed), ops.gemm(a, packed))
+    with pytest.raises(ArgumentError, match=r"a: got device meta"):
+        ops.gemm_host(a.to("meta"), packed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int6", "float8_e4m3"])
+def test_speed_against_matmul(dtype: str) -> None:
+    """m = 128, n = k = 4096: at most 3 times torch.matmul on the dequantized float32 weight."""
+    n = k = 4096
+    types = testing.make_types(dtype, k=k, group_size=128)
+    problem = testing.random_problem(types, 128, n, k)
+    weight = torch.from_numpy(problem.weight()).float()
+    a = problem.a.float()
+
+    def best(call: Any) -> float:
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    ours, theirs = best(lambda: ops.gemm(problem.a, problem.packed)), best(lambda: torch.matmul(a, weight.T))
+    print(f"{dtype}: {ours * 1e3:.1f} ms, torch.matmul {theirs * 1e3:.1f} ms, ratio {ours / theirs:.2f}")
+    assert ours <= 3 * theirs
+
+
+def test_quantized_result_is_close_to_the_weight() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).half()
+    q = quantize.quantize(weight, "int8")
+    a = torch.randn(9, 256, generator=torch.Generator().manual_seed(1)).half()
+    y = ops.gemm(a, layout.pack(q.codes, q.scale, types=q.types))
+    assert testing.relative_error(y, (a.double() @ weight.double().T).numpy()) < 0.02
