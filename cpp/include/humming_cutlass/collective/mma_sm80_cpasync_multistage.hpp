@@ -13,6 +13,7 @@
 #include "humming_cutlass/dequant/floating.hpp"
 #include "humming_cutlass/dequant/integer.hpp"
 #include "humming_cutlass/device/arguments.hpp"
+#include "humming_cutlass/layout/group_map.hpp"
 #include "humming_cutlass/numeric/static_for.hpp"
 
 namespace humming_cutlass::collective {
@@ -39,7 +40,8 @@ struct MmaSm80CpAsyncMultistage {
 
   static constexpr int GroupSize = Config::GroupSize;
   static constexpr int StageCount = Config::StageCount;
-  static constexpr bool Grouped = GroupSize > 0;
+  using Groups = GroupMap<GroupSize, TileShape::K>;
+  static constexpr bool Grouped = Groups::Grouped;
   static constexpr bool HasZero = !std::is_same_v<ElementZero, NoZero>;
   static constexpr bool HasIntegerZero = std::is_same_v<ElementZero, IntegerZero>;
   static constexpr bool HasFloatingZero = HasZero && !HasIntegerZero;
@@ -53,13 +55,8 @@ struct MmaSm80CpAsyncMultistage {
   static constexpr int WarpRows = WarpShape::N / 16;     ///< atom rows of a warp
   static constexpr int TokenTiles = WarpShape::M / 8;    ///< MMA tiles along m of a warp
 
-  /// Groups that a tile along k can touch, wherever it starts.
-  static constexpr int StageGroups = !Grouped                          ? 0
-                                     : GroupSize % TileShape::K == 0   ? 1
-                                     : TileShape::K % GroupSize == 0   ? TileShape::K / GroupSize
-                                                                       : (GroupSize - 16 + TileShape::K - 1) / GroupSize + 1;
-  /// Between two possible group ends: 16, 32 or 64 columns.
-  static constexpr int Granule = !Grouped ? 64 : GroupSize % 64 == 0 ? 64 : GroupSize % 32 == 0 ? 32 : 16;
+  static constexpr int StageGroups = Groups::TileGroups;
+  static constexpr int Granule = Groups::Granule;
 
   static constexpr int BytesA = TileShape::M * TileShape::K * 2;
   static constexpr int BytesB = AtomRows * AtomColumns * Atom::Words * 4;
@@ -73,8 +70,6 @@ struct MmaSm80CpAsyncMultistage {
   static_assert(WarpShape::M % 8 == 0 && WarpShape::N % 16 == 0, "MmaSm80: WarpShape must be a multiple of 8 x 16");
   static_assert(TileShape::K % 64 == 0, "MmaSm80: TileShape::K must be a multiple of 64, the atom's columns");
   static_assert(StageCount >= 2, "MmaSm80: choose at least two stages");
-  static_assert(GroupSize == -1 || (GroupSize > 0 && GroupSize % 16 == 0),
-                "MmaSm80: GroupSize must be -1 or a multiple of 16");
   static_assert(!HasZero || Dequant::TakesZero, "MmaSm80: only integer weights take a zero point");
 
   using Accumulator = float[WarpRows][TokenTiles][4];  ///< (atom rows, token tiles, fragment) of a warp
@@ -216,7 +211,7 @@ struct MmaSm80CpAsyncMultistage {
     constexpr int group_chunks = int(sizeof(Storage));
     constexpr int row_chunks = StageGroups * group_chunks;
     auto const* const source = static_cast<uint8_t const*>(pointer);
-    int32_t const first = k_tile * TileShape::K / GroupSize;
+    int32_t const first = Groups::first(k_tile);
     copy_chunks<AtomRows * row_chunks>([&](int c) {
       int const row = c / row_chunks;
       int const chunk = c % row_chunks;
@@ -229,52 +224,13 @@ struct MmaSm80CpAsyncMultistage {
 
   /// The packed words of atom (r, column) of this warp.
   __device__ void load_words(uint8_t const* base, int r, int column, uint32_t (&words)[Atom::WordsPerLane]) const {
-    auto const* const atom =
-        reinterpret_cast<uint32_t const*>(base + BytesA) + ((warp_n + r) * AtomColumns + column) * Atom::Words;
-    static_for<Atom::WordsPerLane / Atom::Vector>([&](auto v) {
-      uint32_t const* const source = atom + v * (32 * Atom::Vector) + lane * Atom::Vector;
-      if constexpr (Atom::Vector == 4) {
-        uint4 const x = *reinterpret_cast<uint4 const*>(source);
-        words[4 * v] = x.x, words[4 * v + 1] = x.y, words[4 * v + 2] = x.z, words[4 * v + 3] = x.w;
-      } else if constexpr (Atom::Vector == 2) {
-        uint2 const x = *reinterpret_cast<uint2 const*>(source);
-        words[2 * v] = x.x, words[2 * v + 1] = x.y;
-      } else {
-        words[v] = *source;
-      }
-    });
+    load_lane<Atom>(base + BytesA + ((warp_n + r) * AtomColumns + column) * (Atom::Words * 4), lane, words);
   }
 
   /// The two scales (or zero points) of this lane's rows in group `group` of the stage.
   template <class Converter>
   __device__ static void load_pair(uint8_t const* base, int row, int group, int lane, float& x0, float& x1) {
-    using Storage = typename Converter::Storage;
-    struct alignas(2 * sizeof(Storage)) Pair {
-      Storage x[2];
-    };
-    Pair const pair = reinterpret_cast<Pair const*>(base)[(row * StageGroups + group) * 8 + lane / 4];
-    x0 = Converter::convert(pair.x[0]);
-    x1 = Converter::convert(pair.x[1]);
-  }
-
-  /// Group of column `column` of tile `k_tile`, counted from the first group that the tile touches.
-  __device__ static int group_in_stage(int32_t k_tile, int column) {
-    if constexpr (GroupSize % TileShape::K == 0) {
-      return 0;
-    } else if constexpr (TileShape::K % GroupSize == 0) {
-      return column / GroupSize;
-    } else {
-      return (k_tile * TileShape::K + column) / GroupSize - k_tile * TileShape::K / GroupSize;
-    }
-  }
-
-  /// Whether a group ends before column `end` of tile `k_tile`.
-  __device__ static bool group_ends(int32_t k_tile, int end) {
-    if constexpr (TileShape::K % GroupSize == 0) {
-      return end % GroupSize == 0;
-    } else {
-      return (k_tile * TileShape::K + end) % GroupSize == 0;
-    }
+    load_scale_pair<Converter>(base, row * StageGroups + group, lane, x0, x1);
   }
 
   /// accumulators += scale * (partial + (Center - zero) * token_sum); clears the partial sums.
@@ -348,7 +304,7 @@ struct MmaSm80CpAsyncMultistage {
 #pragma unroll
             for (int r = 0; r < WarpRows; ++r) {
               float zero[2];
-              load_pair<Zero>(base + BytesA + BytesB + BytesScale, warp_n + r, group_in_stage(k_tile, begin), lane, zero[0],
+              load_pair<Zero>(base + BytesA + BytesB + BytesScale, warp_n + r, Groups::in_tile(k_tile, begin), lane, zero[0],
                               zero[1]);
               set_zero(r, zero[0], zero[1]);
             }
@@ -373,8 +329,8 @@ struct MmaSm80CpAsyncMultistage {
             }
           }
           if constexpr (Grouped && (begin + 16) % Granule == 0) {
-            if (group_ends(k_tile, begin + 16)) {
-              promote(base, group_in_stage(k_tile, begin), sums, accumulators);
+            if (Groups::border(k_tile, begin + 16)) {
+              promote(base, Groups::in_tile(k_tile, begin), sums, accumulators);
             }
           }
         });
@@ -417,10 +373,10 @@ struct MmaSm80CpAsyncMultistage {
       write = read;
       read = read + 1 == StageCount ? 0 : read + 1;
     }
-    if constexpr (Grouped && TileShape::K % GroupSize != 0) {
-      if (begin < end && !group_ends(end - 1, TileShape::K)) {  // a group that the next CTA along k finishes
+    if constexpr (Grouped && !Groups::GroupDividesTile) {
+      if (begin < end && !Groups::border(end - 1, TileShape::K)) {  // a group that the next CTA along k finishes
         int const last = read == 0 ? StageCount - 1 : read - 1;
-        promote(smem + last * StageBytes, group_in_stage(end - 1, TileShape::K - 1), partial, accumulators);
+        promote(smem + last * StageBytes, Groups::in_tile(end - 1, TileShape::K - 1), partial, accumulators);
       }
     }
     if constexpr (HasFloatingZero && !Grouped) {

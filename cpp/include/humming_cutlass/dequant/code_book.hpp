@@ -66,6 +66,8 @@ struct CodeBookDequantizer {
   static constexpr int Center = 0;
   static constexpr bool TakesZero = false;
 
+  static constexpr int Multipliers = 0;  ///< a scale cannot be folded into a look-up
+
   HUMMING_CUTLASS_HOST_DEVICE static uint32_t store(uint32_t code) { return code; }
   HUMMING_CUTLASS_HOST_DEVICE static uint32_t load(uint32_t stored) { return stored; }
 

@@ -9,7 +9,9 @@
 ///   - `static constexpr bool TakesZero` whether `convert` uses its `minus_zero` argument;
 ///   - `static uint32_t store(uint32_t code)` and `load`: between the user's code and the stored one, both ways;
 ///   - `template <int F> static uint32_t convert(words, minus_zero)`: register F of the lane, F = 4 * k_step + register;
-///     `minus_zero` is the pair -zero * 2^Exponent in the operand type (ignored unless TakesZero).
+///     `minus_zero` is the pair -zero * 2^Exponent in the operand type (ignored unless TakesZero);
+///   - `Multipliers`, `multiplier(f)`, `multiplier_exponent(i)` and `raw<F>(words)`, where conversion is one packed fma:
+///     value = raw<F> * 2^multiplier_exponent(multiplier(F)) - zero. `Multipliers` is 0 where it is not.
 ///
 /// A new weight type adds one specialization here and one row in dtypes.py; no kernel changes.
 #pragma once

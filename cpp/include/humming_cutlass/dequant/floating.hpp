@@ -31,6 +31,15 @@ struct FloatDequantizer {
            extract<Atom, F, 0, Bits - 1, MantissaBits - Element::MantissaBits>(words);
   }
 
+  static constexpr int Multipliers = 1;
+  static constexpr int multiplier(int) { return 0; }
+  static constexpr int multiplier_exponent(int) { return Rebias; }
+
+  template <int F>
+  HUMMING_CUTLASS_HOST_DEVICE static uint32_t raw(uint32_t const (&words)[Bits]) {
+    return place<F, Operand::MantissaBits>(words);
+  }
+
   template <int F>
   HUMMING_CUTLASS_HOST_DEVICE static uint32_t convert(uint32_t const (&words)[Bits], uint32_t) {
     if constexpr (TopExponentIsFinite) {
@@ -38,10 +47,10 @@ struct FloatDequantizer {
       float const rebias = bit_cast<float>(uint32_t(254 - Element::Bias + Exponent) << 23);
       return round_pair<Operand>(bit_cast<float>(raw << 16) * rebias, bit_cast<float>(raw & 0xFFFF0000u) * rebias);
     } else if constexpr (Rebias == 0) {
-      return place<F, Operand::MantissaBits>(words);
+      return raw<F>(words);
     } else {
       constexpr uint32_t minus_zero = 0x80008000u;  // keeps the sign of a zero
-      return fma_pair<Operand>(place<F, Operand::MantissaBits>(words), power_of_two_pair<Operand>(Rebias), minus_zero);
+      return fma_pair<Operand>(raw<F>(words), power_of_two_pair<Operand>(Rebias), minus_zero);
     }
   }
 };

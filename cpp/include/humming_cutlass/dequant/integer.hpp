@@ -36,11 +36,20 @@ struct IntegerDequantizer {
     return field.segment[0].bit - shift;
   }
 
+  /// Distinct resting places, and the exponent that undoes each: value = raw * 2^multiplier_exponent - zero.
+  static constexpr int Multipliers = LinearBits / Bits;
+  static constexpr int multiplier(int f) { return position(f) / Bits; }
+  static constexpr int multiplier_exponent(int i) { return Subnormal - i * Bits; }
+
+  template <int F>
+  HUMMING_CUTLASS_HOST_DEVICE static uint32_t raw(uint32_t const (&words)[Bits]) {
+    return extract<Atom, F, 0, Bits, position(F)>(words);
+  }
+
   template <int F>
   HUMMING_CUTLASS_HOST_DEVICE static uint32_t convert(uint32_t const (&words)[Bits], uint32_t minus_zero) {
-    constexpr int at = position(F);
-    constexpr uint32_t scale = power_of_two_pair<Operand>(Subnormal - at + Exponent);
-    return fma_pair<Operand>(extract<Atom, F, 0, Bits, at>(words), scale, minus_zero);
+    constexpr uint32_t scale = power_of_two_pair<Operand>(multiplier_exponent(multiplier(F)) + Exponent);
+    return fma_pair<Operand>(raw<F>(words), scale, minus_zero);
   }
 };
 

@@ -142,4 +142,37 @@ HUMMING_CUTLASS_HOST_DEVICE void unpack_lane(int lane, uint32_t const (&words)[A
   });
 }
 
+#if defined(__CUDACC__)
+
+/// Reads the words of a lane from an atom in shared or global memory, `Atom::Vector` at a time.
+template <class Atom>
+__device__ __forceinline__ void load_lane(uint8_t const* atom, int lane, uint32_t (&words)[Atom::WordsPerLane]) {
+  static_for<Atom::WordsPerLane / Atom::Vector>([&](auto v) {
+    uint8_t const* const source = atom + (v * 32 + lane) * (4 * Atom::Vector);
+    if constexpr (Atom::Vector == 4) {
+      uint4 const x = *reinterpret_cast<uint4 const*>(source);
+      words[4 * v] = x.x, words[4 * v + 1] = x.y, words[4 * v + 2] = x.z, words[4 * v + 3] = x.w;
+    } else if constexpr (Atom::Vector == 2) {
+      uint2 const x = *reinterpret_cast<uint2 const*>(source);
+      words[2 * v] = x.x, words[2 * v + 1] = x.y;
+    } else {
+      words[v] = *reinterpret_cast<uint32_t const*>(source);
+    }
+  });
+}
+
+/// Reads the scales (or zero points) of rows lane/4 and lane/4 + 8 from group `group` of packed groups of 16.
+template <class Converter>
+__device__ __forceinline__ void load_scale_pair(void const* groups, int64_t group, int lane, float& x0, float& x1) {
+  using Storage = typename Converter::Storage;
+  struct alignas(2 * sizeof(Storage)) Pair {
+    Storage x[2];
+  };
+  Pair const pair = static_cast<Pair const*>(groups)[group * 8 + lane / 4];
+  x0 = Converter::convert(pair.x[0]);
+  x1 = Converter::convert(pair.x[1]);
+}
+
+#endif  // __CUDACC__
+
 }  // namespace humming_cutlass
