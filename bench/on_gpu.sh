@@ -9,6 +9,13 @@
 # installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel.
 # build installs into a folder of its own (.carry/site, kept between calls), not into the machine's Python.
 set -euo pipefail
+sections=${*:-build test grid bench}
+for section in $sections; do
+  case $section in
+    build | test | grid | bench) ;;
+    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench" >&2; exit 2 ;;
+  esac
+done
 cd "$(dirname "$0")/.."
 root=$PWD
 export OUT=${OUT:-$root/out}
@@ -59,13 +66,12 @@ run_bench() {
 }
 
 failed=0
-for section in ${*:-build test grid bench}; do
+for section in $sections; do
   echo "== $section" >&2
   started=$SECONDS
   case $section in
-    build) build ;;
-    test | grid | bench) "run_$section" || { failed=1; echo "== $section failed" >&2; } ;;
-    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench" >&2; exit 2 ;;
+    build) build ;;  # nothing else makes sense after a failed build: set -e ends here
+    *) "run_$section" || { failed=1; echo "== $section failed" >&2; } ;;
   esac
   echo "== $section took $((SECONDS - started)) s" >&2
 done

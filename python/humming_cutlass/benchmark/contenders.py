@@ -128,8 +128,9 @@ class TorchMatmul(Contender):
 class DequantizeMatmul(Contender):
     """Dequantization to the activations' type with torch operations, then `torch.matmul`, both in every call.
 
-    The weight is stored as bytes, two codes each where they fit, and read through a table of pairs of values: one
-    gather, then one multiplication by the scales in place. Zero points are subtracted in between.
+    The weight is stored as bytes, two codes each where they fit, and read through a table of pairs of values; then zero
+    points are subtracted and scales multiplied in the activations' type. On a GPU `torch.compile` makes one kernel of
+    that where it works.
     """
 
     impl = "dequantize+torch.matmul"
@@ -150,6 +151,21 @@ class DequantizeMatmul(Contender):
         self.weight_bytes = bytes_of([codes, self.scale, *([] if self.zero is None else [self.zero])])
         self.copies = [codes.clone() for _ in range(copies_needed(self.weight_bytes, rotation_bytes))]
         self.shape = (problem.n, problem.k)
+        self.dequantize: Callable[[torch.Tensor], torch.Tensor] = self._dequantize
+        self.how = "torch operations"
+        if codes.device.type == "cuda":
+            compiled = torch.compile(self._dequantize, dynamic=False)
+            try:
+                compiled(self.copies[0])
+            except Exception as error:  # no Triton, no host compiler, or a bug there: the plain form is correct too
+                self.how += f" (torch.compile: {type(error).__name__})"
+            else:
+                self.dequantize, self.how = compiled, "torch.compile"
+
+    def kernel(self, m: int) -> str:
+        """See `Contender.kernel`."""
+        del m
+        return self.how
 
     def _dequantize(self, codes: torch.Tensor) -> torch.Tensor:
         n, k = self.shape
@@ -157,13 +173,12 @@ class DequantizeMatmul(Contender):
         groups = self.scale.shape[1]
         weight = torch.index_select(self.table, 0, flat).view(n, groups, k // groups)
         if self.zero is not None:
-            weight -= self.zero[:, :, None]
-        weight *= self.scale[:, :, None]
-        return weight.view(n, k)
+            weight = weight - self.zero[:, :, None]
+        return (weight * self.scale[:, :, None]).view(n, k)
 
     def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
         """See `Contender.calls`."""
-        return [lambda w=w: torch.matmul(a, self._dequantize(w).t(), out=out) for w in self.copies]  # type: ignore[misc]
+        return [lambda w=w: torch.matmul(a, self.dequantize(w).t(), out=out) for w in self.copies]  # type: ignore[misc]
 
     def output_dtype(self, weight: RandomWeight) -> torch.dtype:
         """See `Contender.output_dtype`."""
