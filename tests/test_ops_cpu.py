@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from gemm_cases import CASES
 from humming_cutlass import layout, ops, planner, quantize, testing
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError
 
@@ -136,6 +140,84 @@ def test_gemm_host_is_the_same_on_the_cpu() -> None:
     testing.check_equal(ops.gemm_host(a, packed), ops.gemm(a, packed))
     with pytest.raises(ArgumentError, match=r"a: got device meta"):
         ops.gemm_host(a.to("meta"), packed)
+
+
+class _FakePlan:
+    """Stands for a kernel on a GPU: insists on what kernels insist on, and computes on the CPU."""
+
+    def __init__(self, weight: layout.PackedWeight, aligned: bool) -> None:
+        self.weight = weight
+        self.aligned = aligned
+        self.calls = 0
+
+    def run(self, a: torch.Tensor, d: torch.Tensor, stream: int, split_k: int) -> None:
+        assert a.shape[1] == self.weight.k
+        assert a.stride(1) == d.stride(1) == 1
+        assert a.stride(0) >= a.shape[1] or a.shape[0] == 1
+        assert stream == 7
+        assert split_k >= 1
+        if self.aligned:
+            assert a.data_ptr() % 16 == 0
+            assert a.stride(0) % 8 == 0
+        d.copy_(ops.gemm_host(a, self.weight))
+
+    def call(self, a: torch.Tensor, split_k: int) -> torch.Tensor:
+        assert a.is_contiguous()
+        assert not self.aligned or (a.data_ptr() % 16 == 0 and a.shape[-1] % 8 == 0)
+        self.calls += 1
+        return ops.gemm_host(a, self.weight)
+
+
+@pytest.fixture(params=["sm80_cpasync_multistage", "sm90_tma_any"])
+def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[int, _FakePlan]:
+    """The CUDA path of `ops` with fake kernels; returns the plan of each weight."""
+    plans: dict[int, _FakePlan] = {}
+
+    def choose(types: Any, m: int, n: int, k: int, device: Any) -> planner.Choice:
+        config = planner.schedules(types, planner.Device(arch="sm_80", sm_count=108))[0]
+        schedule = dataclasses.replace(config.schedule, mainloop=request.param)
+        return planner.Choice(config=dataclasses.replace(config, schedule=schedule), split_k=2)
+
+    def plan(weight: layout.PackedWeight, config: Any) -> _FakePlan:
+        return plans.setdefault(id(weight), _FakePlan(weight, "_tma_" in config.schedule.mainloop))
+
+    monkeypatch.setattr(planner, "choose", choose)
+    monkeypatch.setattr(ops, "planner_device", lambda index: None)
+    monkeypatch.setattr(ops, "_plan", plan)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))
+    return plans
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.id.startswith(("D6", "leading", "P-GUARD", "P-NAN-int8", "m", "D3-k17-odd"))],
+)
+def test_cuda_path_around_the_kernel(case: Any, fake_gpu: dict[int, _FakePlan]) -> None:
+    """Views, copies, outputs and alignment of the CUDA path, without a GPU."""
+
+    def gemm(a: torch.Tensor, weight: layout.PackedWeight, out: torch.Tensor | None = None) -> torch.Tensor:
+        return ops._gemm_cuda(a, weight, out, None, None)
+
+    case(gemm=gemm, device="cpu")
+
+
+def test_cuda_calls_after_the_first_only_launch(fake_gpu: dict[int, _FakePlan]) -> None:
+    a, packed = _inputs()
+    first = ops._gemm_cuda(a, packed, None, None, None)
+    (plan,) = fake_gpu.values()
+    assert plan.calls == 0
+    testing.check_equal(ops.gemm(a, packed), first)
+    assert plan.calls == 1
+    # Another shape, strides, a misaligned base, an output, a gradient: not that way.
+    big = torch.zeros(4, 64, dtype=torch.float16)
+    odd = torch.zeros(3 * 64 + 1, dtype=torch.float16)[1:].view(3, 64)
+    for other in (big, big.t().contiguous().t()[:3], odd):
+        ops.gemm(other, packed)
+    ops.gemm(a, packed, out=torch.empty_like(first))
+    with pytest.raises(ArgumentError, match="gradient"):
+        ops.gemm(a.clone().requires_grad_(), packed)
+    assert plan.calls == 1
 
 
 @pytest.mark.slow

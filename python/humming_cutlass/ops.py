@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _BLOCK_ELEMENTS = 1 << 22
 """Float32 weights that exist at one time on the CPU path, 16 MB a calling thread."""
 
 _PLAN_LIMIT = 1024
-"""Choices of a kernel that are remembered per weight; one per m."""
+"""Shapes of activations whose launch is remembered per weight."""
 
 _kernels: dict[str, Any] = {}
 _kernels_lock = threading.Lock()
@@ -43,7 +43,8 @@ def gemm(
 ) -> Array:
     """Returns activations times a packed weight, (..., n).
 
-    For inference: no gradient is computed, and an input that asks for one is refused.
+    For inference: no gradient is computed, and an input that asks for one is refused. On a CUDA device the call is put
+    on torch's current stream; give `out` where the result will be passed to `Tensor.record_stream`.
 
     Args:
         a: activations (..., k) in `weight.types.element_a`, on the weight's device. Rows with inner stride 1 are read
@@ -59,6 +60,17 @@ def gemm(
         UnsupportedError: no kernel implements `config`.
         ToolchainError, CompileError, CacheError, LaunchError: a kernel cannot be built or run.
     """
+    if out is None and config is None and split_k is None and isinstance(weight, PackedWeight):
+        # The way of every call but the first of its shape: nothing but the launch, which makes its own checks.
+        ready = weight.plans.get(getattr(a, "shape", None))
+        if (
+            ready is not None
+            and type(a) is ready.tensor
+            and a.is_contiguous()
+            and a.data_ptr() % 16 == 0
+            and not (a.requires_grad and _grad_enabled())
+        ):
+            return ready.plan.call(a, ready.split_k)
     _check(a, weight, out)
     if _tensors.is_torch(a) and a.device.type == "cuda":
         return _gemm_cuda(a, weight, out, config, split_k)
@@ -259,24 +271,39 @@ def _bytes(x: Array) -> Array:
     return _tensors.bits(x) if x is not None and x.element_size() == 1 else x
 
 
+class _Ready(NamedTuple):
+    """A launch for activations of one shape, kept in `PackedWeight.plans` under that shape."""
+
+    plan: Any
+    split_k: int
+    tensor: type
+
+
 def _gemm_cuda(
     a: Array, weight: PackedWeight, out: Array | None, config: GemmConfig | None, split_k: int | None
 ) -> Array:
     import torch
 
-    rows = _rows(a.detach(), weight.k)
-    m = rows.shape[0]
+    m = a.numel() // weight.k
     target = None if out is None else _rows_in_place(out.detach(), weight.n)
     result = target
     if result is None:
         result = torch.empty((m, weight.n), dtype=_tensors.stored_dtype(weight.types.element_d, a), device=a.device)
     if m:
+        planned = config is None and split_k is None
         if config is None:
-            config, planned = _choose(weight, m, a.device)
-            split_k = planned if split_k is None else split_k
-        stream = torch.cuda.current_stream(a.device).cuda_stream
+            config, best = _choose(weight, m, a.device)
+            split_k = best if split_k is None else split_k
+        split_k = 1 if split_k is None else split_k
+        plan = _plan(weight, config)
+        rows = _rows(a.detach(), weight.k, aligned=_needs_alignment(config))
         with torch.cuda.device(a.device):
-            _plan(weight, config).run(rows, result, stream, 1 if split_k is None else split_k)
+            plan.run(rows, result, torch.cuda.current_stream(a.device).cuda_stream, split_k)
+        in_place = weight.k % 8 == 0 or not _needs_alignment(config)
+        if planned and in_place and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            if len(weight.plans) > _PLAN_LIMIT:
+                weight.plans.clear()
+            weight.plans[a.shape] = _Ready(plan, split_k, torch.Tensor)
     if out is None:
         return result.reshape((*a.shape[:-1], weight.n))
     if target is None:
@@ -284,10 +311,20 @@ def _gemm_cuda(
     return out
 
 
-def _rows(a: Array, k: int) -> Array:
+def _needs_alignment(config: GemmConfig) -> bool:
+    """Whether a kernel reads activations by TMA, which takes rows at 16-byte boundaries only."""
+    return "_tma_" in config.schedule.mainloop
+
+
+def _rows(a: Array, k: int, *, aligned: bool) -> Array:
     """Returns activations as (m, k) with inner stride 1: a view where strides allow one, else a copy."""
     rows = a.reshape(-1, k)
-    return rows if rows.stride(1) == 1 and rows.stride(0) >= k else rows.contiguous()
+    if rows.stride(1) != 1 or (rows.stride(0) < k and rows.shape[0] > 1):
+        rows = rows.contiguous()
+    if aligned and (rows.data_ptr() % 16 or rows.stride(0) * rows.element_size() % 16):
+        padded = rows.new_empty(rows.shape[0], -(-k // 8) * 8)[:, :k]
+        rows = padded.copy_(rows)
+    return rows
 
 
 def _rows_in_place(out: Array, n: int) -> Array | None:
@@ -299,20 +336,18 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
     return rows if rows.stride(1) == 1 and (rows.stride(0) >= n or rows.shape[0] <= 1) else None
 
 
+def _choose(weight: PackedWeight, m: int, device: Any) -> tuple[GemmConfig, int]:
+    key = ("choice", m, device)
+    choice = weight.plans.get(key)
+    if choice is None:
+        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index))
+        choice = weight.plans[key] = (found.config, found.split_k)
+    return choice
+
+
 @functools.cache
 def planner_device(index: int) -> planner.Device:
     """Returns what the planner must know of CUDA device `index`; read once per process."""
     from humming_cutlass import _C
 
     return planner.Device.from_properties(dict[str, Any](_C.device_properties(index)))
-
-
-def _choose(weight: PackedWeight, m: int, device: Any) -> tuple[GemmConfig, int]:
-    key = ("choice", m, device)
-    choice = weight.plans.get(key)
-    if choice is None:
-        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index))
-        if len(weight.plans) > _PLAN_LIMIT:
-            weight.plans.clear()
-        choice = weight.plans[key] = (found.config, found.split_k)
-    return choice

@@ -84,5 +84,5 @@ def gemm(a: Any, weight: npt.NDArray[np.float64], bias: Any = None) -> npt.NDArr
         weight: dequantized weight (n, k).
         bias: (n,), or None.
     """
-    product = to_float64(a) @ weight.T
+    product: npt.NDArray[np.float64] = to_float64(a) @ weight.T
     return product if bias is None else product + to_float64(bias)
