@@ -171,7 +171,7 @@ class DequantizeMatmul(Contender):
         n, k = self.shape
         flat = codes.reshape(-1).int()
         groups = self.scale.shape[1]
-        weight = torch.index_select(self.table, 0, flat).view(n, groups, k // groups)
+        weight: torch.Tensor = torch.index_select(self.table, 0, flat).view(n, groups, k // groups)
         if self.zero is not None:
             weight = weight - self.zero[:, :, None]
         weight = weight * self.scale[:, :, None]
