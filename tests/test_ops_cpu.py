@@ -82,7 +82,7 @@ def test_the_same_call_gives_the_same_bits_in_every_thread() -> None:
 
 def test_blocks_of_rows_meet() -> None:
     """k so long that n is computed in several blocks, the last one partial."""
-    problem = testing.random_problem(testing.make_types("int3", k=65536), 2, 77, 65536)
+    problem = testing.random_problem(testing.make_types("int3", k=65536), 2, 77, 65536, bias=True)
     problem.check(ops.gemm(problem.a, problem.packed))
 
 

@@ -32,6 +32,31 @@ def _spread(x: np.ndarray, k: int) -> np.ndarray:
     return np.repeat(x, k // x.shape[1], axis=1)
 
 
+@pytest.mark.parametrize("where", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    ("dtype", "oracle"),
+    [
+        ("float8_e4m3", "float8_e4m3fn"),
+        ("float8_e5m2", "float8_e5m2"),
+        ("float6_e3m2", "float6_e3m2fn"),
+        ("float6_e2m3", "float6_e2m3fn"),
+        ("float4_e2m1", "float4_e2m1fn"),
+    ],
+)
+def test_ties_go_to_the_even_code(dtype: str, oracle: str, where: str) -> None:
+    """Every value, every tie and its float32 neighbours, against ml_dtypes; the scale is 1."""
+    values = np.unique(dtypes.parse(dtype).values()[np.isfinite(dtypes.parse(dtype).values())]).astype(np.float32)
+    ties = (values[1:] + values[:-1]) / 2
+    row = np.concatenate([values, ties, np.nextafter(ties, -np.inf), np.nextafter(ties, np.inf)]).astype(np.float32)
+    weight = row[None, :]
+    q = quantize.quantize(
+        torch.from_numpy(weight) if where == "torch" else weight, {"dtype": dtype, "scale_dtype": "float32"}
+    )
+    assert float(q.scale[0, 0]) == 1
+    expected = weight.astype(getattr(ml_dtypes, oracle)).astype(np.float64)
+    assert (_dequantized(q) == expected).all()
+
+
 @pytest.mark.parametrize("dtype", list(dtypes.WEIGHT_TYPES))
 @pytest.mark.parametrize("group_size", [-1, 32])
 def test_codes_are_the_nearest(dtype: str, group_size: int) -> None:
