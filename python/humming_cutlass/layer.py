@@ -114,7 +114,7 @@ class HummingLayer(torch.nn.Module):
         self._check_loadable()
         self._check_tensor("weight", weight, (self.shape_n, self.shape_k))
         result = quantize.quantize(
-            weight,
+            weight.to(self.device) if self.device.type == "cuda" else weight,
             self.types,
             strategy=self.weight_config.strategy,
             global_scale=self.weight_config.global_scale,
