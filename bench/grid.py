@@ -24,6 +24,7 @@ from humming_cutlass.config import TypeConfig
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 SHAPE_N, SHAPE_K = 264, 1152
+_SCALED_BOUND = {"float16": 1e-3, "bfloat16": 4e-3}
 
 
 def type_grid(names: list[str] | None, groups: list[int]) -> list[TypeConfig]:
@@ -66,11 +67,15 @@ def check(types: TypeConfig, m: int, choice: planner.Choice, seed: int) -> dict[
     ).to("cuda", torch.float64)
     a = problem.a.double()
     expected = a @ weight.T
+    # The SM90 mainloop rounds a weight once when it multiplies it by its group scale.
+    scaled = choice.config.schedule.mainloop == support.SM90 and types.group_size != -1
+    u_weight = UNIT_ROUNDOFF[types.element_a] if scaled else 0.0
     magnitude = a.abs() @ weight.abs().T
-    bound = UNIT_ROUNDOFF[types.element_d] * expected.abs() + SHAPE_K * 2.0**-24 * magnitude
+    bound = UNIT_ROUNDOFF[types.element_d] * expected.abs() + (u_weight + SHAPE_K * 2.0**-24) * magnitude
     difference = (out.double() - expected).abs()
     relative = float((out.double() - expected).norm() / expected.norm())
     worst = float((difference / bound.clamp_min(1e-300)).nan_to_num(nan=float("inf")).max())
+    limit = _SCALED_BOUND[types.element_d] if scaled else testing.relative_bound(types.element_d)
     return {
         "impl": "humming_cutlass",
         "kernel": choice.config.name,
@@ -84,7 +89,7 @@ def check(types: TypeConfig, m: int, choice: planner.Choice, seed: int) -> dict[
         "k": SHAPE_K,
         "rel_err": relative,
         "worst_element": worst,
-        "ok": relative <= testing.relative_bound(types.element_d) and worst <= 1.0,
+        "ok": relative <= limit and worst <= 1.0,
     }
 
 

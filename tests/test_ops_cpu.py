@@ -173,9 +173,11 @@ def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The CUDA path of `ops` with fake kernels; returns the plan of each weight."""
     plans: dict[int, _FakePlan] = {}
 
-    def choose(types: Any, m: int, n: int, k: int, device: Any) -> planner.Choice:
+    def choose(
+        types: Any, m: int, n: int, k: int, device: Any, *, mainloop: str | None = None
+    ) -> planner.Choice:
         config = planner.schedules(types, planner.Device(arch="sm_80", sm_count=108))[0]
-        schedule = dataclasses.replace(config.schedule, mainloop=request.param)
+        schedule = dataclasses.replace(config.schedule, mainloop=mainloop or request.param)
         return planner.Choice(config=dataclasses.replace(config, schedule=schedule), split_k=2)
 
     def plan(weight: layout.PackedWeight, config: Any) -> _FakePlan:

@@ -291,16 +291,16 @@ def _gemm_cuda(
         result = torch.empty((m, weight.n), dtype=_tensors.stored_dtype(weight.types.element_d, a), device=a.device)
     if m:
         planned = config is None and split_k is None
+        rows = _rows(a.detach(), weight.k)
         if config is None:
-            config, best = _choose(weight, m, a.device)
+            config, best = _choose(weight, m, a.device, aligned=_is_aligned(rows))
             split_k = best if split_k is None else split_k
         split_k = 1 if split_k is None else split_k
         plan = _plan(weight, config)
-        rows = _rows(a.detach(), weight.k, aligned=_needs_alignment(config))
         with torch.cuda.device(a.device):
             plan.run(rows, result, torch.cuda.current_stream(a.device).cuda_stream, split_k)
-        in_place = weight.k % 8 == 0 or not _needs_alignment(config)
-        if planned and in_place and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        usual = weight.k % 8 != 0 or _is_aligned(rows)  # not the fallback for a view that is not aligned
+        if planned and usual and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
             if len(weight.plans) > _PLAN_LIMIT:
                 weight.plans.clear()
             weight.plans[a.shape] = _Ready(plan, split_k, torch.Tensor)
@@ -311,19 +311,16 @@ def _gemm_cuda(
     return out
 
 
-def _needs_alignment(config: GemmConfig) -> bool:
-    """Whether a kernel reads activations by TMA, which takes rows at 16-byte boundaries only."""
-    return "_tma_" in config.schedule.mainloop
+def _is_aligned(rows: Array) -> bool:
+    """Whether every row of activations (m, k) starts at a 16-byte boundary, as TMA needs."""
+    return rows.data_ptr() % 16 == 0 and (rows.shape[0] == 1 or rows.stride(0) * rows.element_size() % 16 == 0)
 
 
-def _rows(a: Array, k: int, *, aligned: bool) -> Array:
+def _rows(a: Array, k: int) -> Array:
     """Returns activations as (m, k) with inner stride 1: a view where strides allow one, else a copy."""
     rows = a.reshape(-1, k)
     if rows.stride(1) != 1 or (rows.stride(0) < k and rows.shape[0] > 1):
         rows = rows.contiguous()
-    if aligned and (rows.data_ptr() % 16 or rows.stride(0) * rows.element_size() % 16):
-        padded = rows.new_empty(rows.shape[0], -(-k // 8) * 8)[:, :k]
-        rows = padded.copy_(rows)
     return rows
 
 
@@ -336,13 +333,32 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
     return rows if rows.stride(1) == 1 and (rows.stride(0) >= n or rows.shape[0] <= 1) else None
 
 
-def _choose(weight: PackedWeight, m: int, device: Any) -> tuple[GemmConfig, int]:
-    key = ("choice", m, device)
+def _choose(weight: PackedWeight, m: int, device: Any, *, aligned: bool) -> tuple[GemmConfig, int]:
+    """Returns the planner's kernel and split; the SM80 mainloop where the SM90 one cannot take the tensors."""
+    key = ("choice", m, aligned)
     choice = weight.plans.get(key)
     if choice is None:
-        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index))
+        only = None if aligned and _scales_fit(weight) else support.SM80
+        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index), mainloop=only)
         choice = weight.plans[key] = (found.config, found.split_k)
     return choice
+
+
+def _scales_fit(weight: PackedWeight) -> bool:
+    """Whether group scales may be folded into 16-bit weights; read from the scales once per weight."""
+    if weight.types.group_size == -1:
+        return True
+    fit = weight.plans.get("scales_fit")
+    if fit is None:
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            return False  # the scales cannot be read now
+        magnitude = _tensors.decode(weight.scale, weight.types.element_scale).abs()
+        least, greatest = support.scale_range(weight.types)
+        fit = bool(((magnitude == 0) | ((magnitude >= least) & (magnitude < greatest))).all())
+        weight.plans["scales_fit"] = fit
+    return bool(fit)
 
 
 @functools.cache

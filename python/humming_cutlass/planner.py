@@ -40,49 +40,83 @@ class Choice:
     split_k: int
 
 
-_SM80 = "sm80_cpasync_multistage"
-
 # A tile of few tokens streams the weight: small CTAs, several to an SM. A warp dequantizes a weight once for all tokens
 # of its tile; more than 64 of them would spill, since group scales need a second set of accumulators.
 _SM80_SCHEDULES = (
-    ScheduleConfig(mainloop=_SM80, tile_shape=(8, 64, 128), warp_shape=(8, 16), stage_count=4),
-    ScheduleConfig(mainloop=_SM80, tile_shape=(16, 64, 128), warp_shape=(16, 16), stage_count=4),
-    ScheduleConfig(mainloop=_SM80, tile_shape=(32, 64, 128), warp_shape=(32, 16), stage_count=4),
-    ScheduleConfig(mainloop=_SM80, tile_shape=(64, 64, 64), warp_shape=(64, 16), stage_count=4),
-    ScheduleConfig(mainloop=_SM80, tile_shape=(64, 128, 64), warp_shape=(64, 16), stage_count=4),
+    ScheduleConfig(mainloop=support.SM80, tile_shape=(8, 64, 128), warp_shape=(8, 16), stage_count=4),
+    ScheduleConfig(mainloop=support.SM80, tile_shape=(16, 64, 128), warp_shape=(16, 16), stage_count=4),
+    ScheduleConfig(mainloop=support.SM80, tile_shape=(32, 64, 128), warp_shape=(32, 16), stage_count=4),
+    ScheduleConfig(mainloop=support.SM80, tile_shape=(64, 64, 64), warp_shape=(64, 16), stage_count=4),
+    ScheduleConfig(mainloop=support.SM80, tile_shape=(64, 128, 64), warp_shape=(64, 16), stage_count=4),
+)
+
+# (tile shape, most stages). Few tokens: many rows, since every row tile reads all activations again. Many tokens: as
+# large a tile as the accumulators allow.
+_SM90_TILES = (
+    ((16, 128, 128), 8),
+    ((32, 256, 128), 5),
+    ((64, 256, 128), 5),
+    ((128, 128, 128), 5),
+    ((256, 128, 64), 4),
 )
 
 _MAX_SPLIT_K = 16
 _CTAS_PER_SM = 3
-"""CTAs of the small schedules that an SM holds at once."""
+"""CTAs of the small SM80 schedules that an SM holds at once."""
 _MIN_K_TILES = 4
 """Shortest k range of a split, in tiles: below it the pipeline never fills."""
 
 
-def schedules(types: TypeConfig, device: Device) -> list[GemmConfig]:
+def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
+    """Returns the SM90 kernels for these types, each with as many stages as fit; none where the mainloop lacks them."""
+    configs = []
+    for tile, most in _SM90_TILES:
+        for stage_count in range(most, 1, -1):
+            schedule = ScheduleConfig(
+                mainloop=support.SM90, tile_shape=tile, warp_shape=(tile[0], 64), stage_count=stage_count
+            )
+            config = GemmConfig(types=types, schedule=schedule, arch=arch)
+            if support.check(config) is None:
+                configs.append(config)
+                break
+    return configs
+
+
+def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None) -> list[GemmConfig]:
     """Returns every kernel that `choose` can return for these types, few tokens first.
+
+    Args:
+        types: the maths.
+        device: the GPU.
+        mainloop: only kernels of this mainloop; None is all.
 
     Raises:
         UnsupportedError: no kernel computes `types` on this device.
     """
     if (reason := support.check_types(types, device.arch)) is not None:
         raise UnsupportedError(reason)
-    return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
+    sm80 = [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
+    sm90 = _sm90_schedules(types, device.arch)
+    if mainloop == support.SM80 or (mainloop is None and not sm90):
+        return sm80
+    return sm90 if mainloop == support.SM90 else [*sm80[:1], *sm90]
 
 
-def choose(
-    types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloop: str | None = None
-) -> Choice:
+def choose(types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloop: str | None = None) -> Choice:
     """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T, of one mainloop if one is named.
 
     Raises:
         UnsupportedError: no kernel computes `types` on this device.
     """
-    candidates = [c for c in schedules(types, device) if mainloop in (None, c.schedule.mainloop)]
+    candidates = schedules(types, device, mainloop=mainloop)
     config = next((c for c in candidates if m <= c.schedule.tile_shape[0]), candidates[-1])
+    return Choice(config=config, split_k=_split_k(config, m, n, k, device))
+
+
+def _split_k(config: GemmConfig, m: int, n: int, k: int, device: Device) -> int:
+    """Returns the split that fills the SMs, as long as each part keeps the pipeline busy."""
     tile_m, tile_n, tile_k = config.schedule.tile_shape
     tiles = -(-m // tile_m) * -(-n // tile_n)
     k_tiles = -(-k // tile_k)
-    per_sm = _CTAS_PER_SM if tile_m <= 64 else 1
-    split_k = max(1, min(device.sm_count * per_sm // max(tiles, 1), k_tiles // _MIN_K_TILES, _MAX_SPLIT_K))
-    return Choice(config=config, split_k=split_k)
+    per_sm = _CTAS_PER_SM if config.schedule.mainloop == support.SM80 and tile_m <= 64 else 1
+    return max(1, min(device.sm_count * per_sm // max(tiles, 1), k_tiles // _MIN_K_TILES, _MAX_SPLIT_K))

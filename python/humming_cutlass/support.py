@@ -25,17 +25,21 @@ __all__ = [
     "check_types",
     "compute_capability",
     "represents",
+    "scale_range",
+    "smem_bytes",
 ]
 
 ACTIVATION_TYPES = ("float16", "bfloat16")
 OUTPUT_TYPES = ("float16", "bfloat16", "float32")
 SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3", "float8_e5m2", "float8_e8m0")
 ZERO_TYPES = ("none", "integer", "float16", "bfloat16", "float32")
-MAINLOOPS = {"sm80_cpasync_multistage": 80}
-"""Mainloops and the least compute capability each needs (ten times major plus minor)."""
+SM80 = "sm80_cpasync_multistage"
+SM90 = "sm90_tma_gmma_rs_warpspecialized"
+MAINLOOPS = (SM80, SM90)
+"""Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU."""
 
-SMEM_LIMIT = 99 * 1024
-"""Shared memory a CTA may have on every GPU from SM80 on (SM86, SM89 and SM120 are the smallest)."""
+SMEM_LIMIT = {SM80: 99 * 1024, SM90: 227 * 1024}
+"""Shared memory a CTA may have: for SM80 what SM86, SM89 and SM120 have, the smallest."""
 
 
 def compute_capability(arch: str) -> int:
@@ -101,11 +105,67 @@ def check_types(types: TypeConfig, arch: str = "sm_80") -> str | None:
         return explain("element_zero", types.element_zero, ", ".join(ZERO_TYPES))
     if types.element_zero != "none" and dtypes.parse(types.element_b).kind is not dtypes.Kind.UINT:
         bits = dtypes.parse(types.element_b).bits
-        return explain("element_zero", types.element_zero, f"none with weights of type {types.element_b}", f"uint{bits}")
+        return explain(
+            "element_zero", types.element_zero, f"none with weights of type {types.element_b}", f"uint{bits}"
+        )
     if types.group_size != -1 and (types.group_size <= 0 or types.group_size % 16):
         nearest = max(16, (types.group_size + 8) // 16 * 16)
         return explain("group_size", types.group_size, "-1 or a positive multiple of 16", nearest)
     return None
+
+
+def scale_range(types: TypeConfig) -> tuple[float, float]:
+    """Returns the group scales (least, greatest magnitude but 0) that the SM90 mainloop multiplies weights by exactly.
+
+    Scales outside are for the SM80 mainloop, which multiplies fp32 accumulators. The bounds keep the dequantizer's
+    multiplier finite and its products normal; they mirror GroupScaledDequantizer (dequant/group_scaled.hpp).
+    """
+    weight = dtypes.parse(types.element_b)
+    values = np.abs(weight.values())
+    least = float(np.min(values[np.isfinite(values) & (values > 0)]))
+    if types.element_a == "bfloat16":
+        return 2.0**-90, 2.0**11
+    exponent_max = 3
+    base_exponent = -9 if weight.kind in (dtypes.Kind.INT, dtypes.Kind.UINT) else 0
+    if weight.kind is dtypes.Kind.FLOAT:
+        value_exponent = (1 << weight.exponent_bits) - weight.bias
+        if weight.exponent_bits == 5 and weight.specials == "none":
+            base_exponent = -1
+    else:
+        value_exponent = 0 if weight.kind is dtypes.Kind.CODE_BOOK else weight.bits
+    exponent = min(15 - exponent_max - value_exponent, 15 - exponent_max + base_exponent)
+    return max(2.0 ** (-14 - exponent) / least, 2.0**-14 / 2.0 ** (exponent - base_exponent)), 2.0**exponent_max
+
+
+def _group_count(group_size: int, tile_k: int) -> int:
+    """Returns how many groups a k tile can touch; GroupMap::TileGroups of layout/group_map.hpp."""
+    if group_size == -1:
+        return 0
+    if group_size % tile_k == 0:
+        return 1
+    if tile_k % group_size == 0:
+        return tile_k // group_size
+    return (group_size - 16 + tile_k - 1) // group_size + 1
+
+
+def smem_bytes(config: GemmConfig) -> int:
+    """Returns the dynamic shared memory of a CTA, as the kernel's traits state it."""
+    types, (tile_m, tile_n, tile_k) = config.types, config.schedule.tile_shape
+    a = tile_m * tile_k * 2
+    b = tile_n * tile_k * types.bits // 8
+    stored_zero = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
+    zero_bytes = dtypes.parse(stored_zero).bits // 8 if stored_zero else 0
+    groups = (
+        tile_n * _group_count(types.group_size, tile_k) * (dtypes.parse(types.element_scale).bits // 8 + zero_bytes)
+    )
+    d = dtypes.parse(types.element_d).bits // 8
+    if config.schedule.mainloop == SM80:
+        return max(config.schedule.stage_count * (a + b + groups), tile_m * (tile_n * d + 16))
+    stages = config.schedule.stage_count * (a + -(-(b + groups) // 1024) * 1024)
+    barriers = 16 * config.schedule.stage_count
+    mainloop = -(-(stages + barriers) // 1024) * 1024
+    epilogue = tile_n // 64 * min(tile_m, 64 // d * 2) * (64 * d + 16)
+    return -(-(mainloop + epilogue + 4) // 1024) * 1024
 
 
 def check(config: GemmConfig) -> str | None:
@@ -114,10 +174,12 @@ def check(config: GemmConfig) -> str | None:
         return reason
     schedule = config.schedule
     if schedule.mainloop not in MAINLOOPS:
-        return explain("mainloop", schedule.mainloop, ", ".join(MAINLOOPS))
-    if compute_capability(config.arch) < MAINLOOPS[schedule.mainloop]:
-        return explain("mainloop", schedule.mainloop, f"one that {config.arch} has", "sm80_cpasync_multistage")
-    return _check_sm80(config)
+        return explain("mainloop", schedule.mainloop, ", ".join(MAINLOOPS), SM80)
+    reason = _check_sm80(config) if schedule.mainloop == SM80 else _check_sm90(config)
+    if reason is None and (size := smem_bytes(config)) > (limit := SMEM_LIMIT[schedule.mainloop]):
+        allowed = f"stages that fit {limit} bytes of shared memory; these need {size}"
+        return explain("stage_count", schedule.stage_count, allowed, schedule.stage_count * limit // size)
+    return reason
 
 
 def _check_sm80(config: GemmConfig) -> str | None:
@@ -133,8 +195,29 @@ def _check_sm80(config: GemmConfig) -> str | None:
         return explain("warp_shape", schedule.warp_shape, "at most 32 warps a tile")
     if schedule.stage_count < 2:
         return explain("stage_count", schedule.stage_count, "at least 2", 2)
-    stage = tile_m * tile_k * 2 + tile_n * tile_k * config.types.bits // 8
-    stages = SMEM_LIMIT // stage
-    if stages < schedule.stage_count:
-        return explain("stage_count", schedule.stage_count, f"what fits {SMEM_LIMIT} bytes of shared memory", stages)
+    return None
+
+
+def _check_sm90(config: GemmConfig) -> str | None:
+    types, schedule = config.types, config.schedule
+    (tile_m, tile_n, tile_k) = schedule.tile_shape
+    if config.arch != "sm_90a":
+        return explain("mainloop", schedule.mainloop, f"one that {config.arch} has", SM80)
+    if types.element_zero not in ("none", "integer"):
+        return explain("element_zero", types.element_zero, f"none or integer with mainloop {SM90}", SM80)
+    exact = (types.element_a, "float8_e4m3", "float8_e5m2", "float8_e8m0")
+    if types.group_size != -1 and types.element_scale not in exact:
+        return explain("element_scale", types.element_scale, f"{', '.join(exact)} with mainloop {SM90}", SM80)
+    if tile_m not in (8, 16, 32, 64, 128, 256):
+        return explain("tile_shape", schedule.tile_shape, "m one of 8, 16, 32, 64, 128, 256")
+    if tile_n not in (64, 128, 192, 256) or tile_k not in (64, 128, 256):
+        return explain("tile_shape", schedule.tile_shape, "n one of 64, 128, 192, 256; k one of 64, 128, 256")
+    if tile_m * tile_n > 256 * 128:
+        return explain("tile_shape", schedule.tile_shape, "m * n at most 32768, what the registers hold")
+    if schedule.warp_shape != (tile_m, 64):
+        return explain(
+            "warp_shape", schedule.warp_shape, "(tile m, 64): a warpgroup owns 64 rows and all tokens", (tile_m, 64)
+        )
+    if schedule.stage_count < 2:
+        return explain("stage_count", schedule.stage_count, "at least 2", 2)
     return None

@@ -22,9 +22,10 @@ TRAITS_SYMBOL = "humming_cutlass_traits"
 """The exported `KernelTraits` of every GEMM cubin."""
 
 _KERNELS = {
-    "sm80_cpasync_multistage": ("gemm_sm80.hpp", "GemmSm80"),
+    "sm80_cpasync_multistage": ("GemmSm80", False),
+    "sm90_tma_gmma_rs_warpspecialized": ("GemmSm90", True),
 }
-"""Mainloop -> header under kernel/ and the kernel's template."""
+"""Mainloop -> the kernel's template under kernel/, and whether it takes a tensor map of A."""
 
 
 def _zero(element_zero: str) -> str:
@@ -40,7 +41,13 @@ def emit(config: GemmConfig) -> KernelSource:
     if (reason := support.check(config)) is not None:
         raise UnsupportedError(reason)
     types, schedule = config.types, config.schedule
-    header, kernel = _KERNELS[schedule.mainloop]
+    kernel, has_tensor_map = _KERNELS[schedule.mainloop]
+    header = kernel.replace("GemmSm", "gemm_sm") + ".hpp"
+    parameters = "__grid_constant__ GemmArguments const arguments"
+    arguments = "arguments"
+    if has_tensor_map:
+        parameters += ", __grid_constant__ CUtensorMap const tensor_map_a"
+        arguments += ", tensor_map_a"
     text = f"""\
 // {config.name}
 #include "humming_cutlass/kernel/{header}"
@@ -68,9 +75,9 @@ using Kernel = kernel::{kernel}<Config>;
 extern "C" __constant__ KernelTraits {TRAITS_SYMBOL} = Kernel::traits();
 
 extern "C" __global__ void __launch_bounds__(Kernel::Threads, 1)
-    {GEMM_ENTRY}(__grid_constant__ GemmArguments const arguments) {{
+    {GEMM_ENTRY}({parameters}) {{
   extern __shared__ __align__(1024) uint8_t smem[];
-  Kernel::run(arguments, smem);
+  Kernel::run({arguments}, smem);
 }}
 """
     return KernelSource(name=config.name, text=text, arch=config.arch)

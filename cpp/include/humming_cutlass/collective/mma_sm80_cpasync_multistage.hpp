@@ -72,7 +72,8 @@ struct MmaSm80CpAsyncMultistage {
   static_assert(StageCount >= 2, "MmaSm80: choose at least two stages");
   static_assert(!HasZero || Dequant::TakesZero, "MmaSm80: only integer weights take a zero point");
 
-  using Accumulator = float[WarpRows][TokenTiles][4];  ///< (atom rows, token tiles, fragment) of a warp
+  static constexpr int Fragments = WarpRows * TokenTiles;
+  using Accumulator = float[Fragments][4];  ///< fragment r * TokenTiles + j: atom row r, token tile j of the warp
 
   GemmArguments const& args;
   uint8_t* smem;
@@ -252,10 +253,10 @@ struct MmaSm80CpAsyncMultistage {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if constexpr (HasFloatingZero) {
-            partial[r][j][i] += correction[i / 2] * token_sum[j][i];
+            partial[r * TokenTiles + j][i] += correction[i / 2] * token_sum[j][i];
           }
-          accumulators[r][j][i] += scale[i / 2] * partial[r][j][i];
-          partial[r][j][i] = 0.f;
+          accumulators[r * TokenTiles + j][i] += scale[i / 2] * partial[r * TokenTiles + j][i];
+          partial[r * TokenTiles + j][i] = 0.f;
         }
       }
     }
@@ -317,7 +318,7 @@ struct MmaSm80CpAsyncMultistage {
             });
 #pragma unroll
             for (int j = 0; j < TokenTiles; ++j) {
-              fma(sums[r][j], tCrB, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
+              fma(sums[r * TokenTiles + j], tCrB, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
             }
           }
           if constexpr (HasFloatingZero) {
@@ -348,7 +349,7 @@ struct MmaSm80CpAsyncMultistage {
       for (int j = 0; j < TokenTiles; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          accumulators[r][j][i] = partial[r][j][i] = 0.f;
+          accumulators[r * TokenTiles + j][i] = partial[r * TokenTiles + j][i] = 0.f;
         }
       }
     }
@@ -386,7 +387,7 @@ struct MmaSm80CpAsyncMultistage {
         for (int j = 0; j < TokenTiles; ++j) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            accumulators[r][j][i] += (float(Center) - channel_zero[r][i / 2]) * two_to(Dequant::Exponent) * token_sum[j][i];
+            accumulators[r * TokenTiles + j][i] += (float(Center) - channel_zero[r][i / 2]) * two_to(Dequant::Exponent) * token_sum[j][i];
           }
         }
       }

@@ -3,61 +3,62 @@
 #pragma once
 
 #include "humming_cutlass/device/arguments.hpp"
+#include "humming_cutlass/numeric/static_for.hpp"
 
 namespace humming_cutlass::epilogue {
 
-template <class Mainloop>
+/// `Fragments` accumulator fragments of four floats in each of `Threads` threads.
+template <int Fragments, int Threads>
 struct SplitK {
-  using Accumulator = typename Mainloop::Accumulator;
-  static constexpr int ThreadFloats = int(sizeof(Accumulator) / sizeof(float));
-  static constexpr int TileFloats = ThreadFloats * Mainloop::Threads;
+  using Accumulator = float[Fragments][4];
+  static_assert(Fragments < 4 || Fragments % 4 == 0, "SplitK: fragments are summed four at a time");
 
   /// Returns whether this CTA holds the sum over all splits and must run the epilogue. Leaves the counter at zero.
-  __device__ static bool reduce(Mainloop const& loop, int32_t tile, int32_t tiles, int32_t split,
-                                Accumulator& accumulators) {
-    GemmArguments const& args = loop.args;
+  ///
+  /// `thread` counts the threads that take part, `sync` is their barrier, `flag` a word of shared memory that nothing
+  /// else uses during the call.
+  template <class Sync>
+  __device__ static bool reduce(GemmArguments const& args, int thread, int32_t tile, int32_t tiles, int32_t split,
+                                Accumulator& accumulators, uint32_t* flag, Sync&& sync) {
     auto* const workspace = reinterpret_cast<float4*>(args.ptr_partial);
     auto const at = [&](int32_t s, int fragment) {
-      return workspace + (int64_t(s) * tiles + tile) * (TileFloats / 4) + fragment * Mainloop::Threads + loop.thread;
+      return workspace + ((int64_t(s) * tiles + tile) * Fragments + fragment) * Threads + thread;
     };
 #pragma unroll
-    for (int r = 0; r < Mainloop::WarpRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < Mainloop::TokenTiles; ++j) {
-        float const(&x)[4] = accumulators[r][j];
-        __stcg(at(split, r * Mainloop::TokenTiles + j), make_float4(x[0], x[1], x[2], x[3]));
-      }
+    for (int f = 0; f < Fragments; ++f) {
+      float const(&x)[4] = accumulators[f];
+      __stcg(at(split, f), make_float4(x[0], x[1], x[2], x[3]));
     }
     __threadfence();
-    auto* const arrived = reinterpret_cast<uint32_t*>(loop.smem);
-    __syncthreads();
-    if (loop.thread == 0) {
-      *arrived = atomicAdd(args.ptr_counter + tile, 1u);
+    sync();
+    if (thread == 0) {
+      *flag = atomicAdd(args.ptr_counter + tile, 1u);
     }
-    __syncthreads();
-    bool const last = *arrived == uint32_t(args.split_k - 1);
-    __syncthreads();  // the epilogue writes where `arrived` was
+    sync();
+    bool const last = *flag == uint32_t(args.split_k - 1);
+    sync();  // the flag may be written again
     if (!last) {
       return false;
     }
-    if (loop.thread == 0) {
+    if (thread == 0) {
       args.ptr_counter[tile] = 0;
     }
     __threadfence();
-    for (int32_t s = 0; s < args.split_k; ++s) {
-#pragma unroll
-      for (int r = 0; r < Mainloop::WarpRows; ++r) {
-#pragma unroll
-        for (int j = 0; j < Mainloop::TokenTiles; ++j) {
-          float(&x)[4] = accumulators[r][j];
-          float4 const y = __ldcg(at(s, r * Mainloop::TokenTiles + j));
-          x[0] = s == 0 ? y.x : x[0] + y.x;
-          x[1] = s == 0 ? y.y : x[1] + y.y;
-          x[2] = s == 0 ? y.z : x[2] + y.z;
-          x[3] = s == 0 ? y.w : x[3] + y.w;
-        }
+    constexpr int batch = Fragments < 4 ? Fragments : 4;  // loads in flight a thread, bounded by its registers
+    static_for<(Fragments + batch - 1) / batch>([&](auto first) {
+#pragma unroll 1
+      for (int32_t s = 0; s < args.split_k; ++s) {
+        float4 y[batch];
+        static_for<batch>([&](auto i) { y[i] = __ldcg(at(s, first * batch + i)); });
+        static_for<batch>([&](auto i) {
+          float(&x)[4] = accumulators[first * batch + i];
+          x[0] = s == 0 ? y[i].x : x[0] + y[i].x;
+          x[1] = s == 0 ? y[i].y : x[1] + y[i].y;
+          x[2] = s == 0 ? y[i].z : x[2] + y[i].z;
+          x[3] = s == 0 ? y[i].w : x[3] + y[i].w;
+        });
       }
-    }
+    });
     return true;
   }
 };

@@ -12,7 +12,7 @@ template <class Config>
 struct GemmSm80 {
   using Mainloop = collective::MmaSm80CpAsyncMultistage<Config>;
   using Epilogue = epilogue::LinearSm80<Mainloop, typename Config::ElementD>;
-  using Reduction = epilogue::SplitK<Mainloop>;
+  using Reduction = epilogue::SplitK<Mainloop::Fragments, Mainloop::Threads>;
   using TileShape = typename Config::TileShape;
   using Arguments = GemmArguments;
 
@@ -37,9 +37,10 @@ struct GemmSm80 {
     int32_t const end = int32_t(int64_t(k_tiles) * (split + 1) / args.split_k);
 
     Mainloop mainloop(args, smem, at.m, at.n);
-    typename Mainloop::Accumulator accumulators;  // (atom rows, token tiles, fragment)
+    typename Mainloop::Accumulator accumulators;
     mainloop(begin, end, accumulators);
-    if (args.split_k > 1 && !Reduction::reduce(mainloop, tile, tiles, split, accumulators)) {
+    if (args.split_k > 1 && !Reduction::reduce(args, mainloop.thread, tile, tiles, split, accumulators,
+                                               reinterpret_cast<uint32_t*>(smem), [] { __syncthreads(); })) {
       return;
     }
     Epilogue::store(mainloop, accumulators);

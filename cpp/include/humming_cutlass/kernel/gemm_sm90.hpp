@@ -1,0 +1,66 @@
+/// Device entry point of the SM90 GEMM: persistent CTAs, one producer warp, one to four consumer warpgroups.
+#pragma once
+
+#include <cuda.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "humming_cutlass/collective/mma_sm90_tma_gmma_rs_warpspecialized.hpp"
+#include "humming_cutlass/epilogue/linear_sm90.hpp"
+#include "humming_cutlass/epilogue/split_k.hpp"
+
+namespace humming_cutlass::kernel {
+
+template <class Config>
+struct GemmSm90 {
+  using Mainloop = collective::MmaSm90TmaGmmaRsWarpSpecialized<Config>;
+  using Epilogue = epilogue::LinearSm90<Mainloop, typename Config::ElementD>;
+  using Reduction = epilogue::SplitK<Mainloop::Fragments, Mainloop::ConsumerThreads>;
+  using TileShape = typename Config::TileShape;
+
+  struct SharedStorage {
+    typename Mainloop::SharedStorage mainloop;
+    typename Epilogue::SharedStorage epilogue;
+    uint32_t split_k_flag;
+  };
+
+  static constexpr int Threads = Mainloop::ConsumerThreads + 128;
+  static constexpr int SmemBytes = int(sizeof(SharedStorage));
+  static_assert(SmemBytes <= 227 * 1024, "GemmSm90: more shared memory than SM90 has; choose fewer stages");
+
+  /// Registers a thread, after the producer has given up most of its own.
+  static constexpr int ProducerRegisters = Mainloop::Warpgroups == 4 ? 24 : Mainloop::Warpgroups == 3 ? 32 : 40;
+  static constexpr int ConsumerRegisters =
+      Mainloop::Warpgroups == 4 ? 112 : Mainloop::Warpgroups == 3 ? 160 : Mainloop::Warpgroups == 2 ? 232 : 240;
+
+  static constexpr KernelTraits traits() {
+    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 1, TileShape::M};
+  }
+
+  __device__ static void run(GemmArguments const& args, CUtensorMap const& tensor_map_a, uint8_t* smem) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(smem);
+    int const warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+      Mainloop::initialize(shared.mainloop);
+    }
+    __syncthreads();
+    if (warpgroup == Mainloop::Warpgroups) {
+      cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
+      if (threadIdx.x / 32 == Mainloop::Warpgroups * 4) {
+        Mainloop::load(args, &tensor_map_a, shared.mainloop);
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
+      int32_t const tiles = typename Mainloop::Scheduler(args).tiles();
+      Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
+        auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
+        if (args.split_k > 1 && !Reduction::reduce(args, threadIdx.x, work.tile, tiles, work.split, accumulators,
+                                                   &shared.split_k_flag, sync)) {
+          return;
+        }
+        Epilogue::store(args, work, accumulators, shared.epilogue);
+      });
+    }
+  }
+};
+
+}  // namespace humming_cutlass::kernel
