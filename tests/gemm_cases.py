@@ -213,7 +213,8 @@ for _d in ("float16", "bfloat16", "float32"):
 
 def _wide(problem: testing.Problem, offset: int) -> torch.Tensor:
     m, k = problem.a.shape
-    big = torch.full((m, k + 50), math.nan, dtype=problem.a.dtype, device=problem.a.device)
+    # A stride of whole 16 bytes: whether rows are aligned is up to the offset.
+    big = torch.full((m, (k + 55) // 8 * 8), math.nan, dtype=problem.a.dtype, device=problem.a.device)
     big[:, offset : offset + k] = problem.a
     return big[:, offset : offset + k]
 
@@ -254,12 +255,13 @@ def expanded(gemm: Gemm, *, device: str) -> None:
 def outputs(gemm: Gemm, how: str, *, device: str) -> None:
     """D6: outputs of any strides are written in place."""
     problem = testing.random_problem(testing.make_types("int4", k=96), 18, 40, 96, device=device)
-    wide = torch.zeros(40, 100, dtype=torch.float16, device=device)
+    wide = torch.zeros(40, 200, dtype=torch.float16, device=device)
     views = {
         "slice": wide[:18, 30:70],
         "odd-slice": wide[:18, 3:43],
         "transposed": wide[:, :18].t(),
         "rows": wide[:36:2, :40],
+        "columns": wide[:18, :80:2],
     }
     out = views[how]
     y = gemm(problem.a, problem.packed, out=out)
@@ -269,7 +271,7 @@ def outputs(gemm: Gemm, how: str, *, device: str) -> None:
 
 
 _case("D6-expanded", _on(expanded))
-for _how in ("slice", "odd-slice", "transposed", "rows"):
+for _how in ("slice", "odd-slice", "transposed", "rows", "columns"):
     _case(f"D6-out-{_how}", _on(outputs), _how)
 
 
