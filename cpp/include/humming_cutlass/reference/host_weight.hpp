@@ -244,13 +244,56 @@ std::vector<float> code_values() {
 template <class Element>
 void dequantize(uint32_t const* packed, float const* scale, float const* zero, int64_t groups, int64_t group_size,
                 int64_t n, int64_t k, float* out, int threads) {
+  using Dequant = Dequantizer<Element, BFloat16>;
+  using Atom = typename Dequant::Atom;
+  constexpr int64_t kBlock = 16;  // columns; a group is a multiple of it
   std::vector<float> const values = code_values<Element>();
+  // Indexed by the stored field, so that a weight costs one look-up.
+  float value_of[size_t(1) << Element::Bits];
+  for (size_t stored = 0; stored < values.size(); ++stored) {
+    value_of[stored] = values[Dequant::load(uint32_t(stored))];
+  }
+  int64_t const atoms_k = ceil_div(k, kAtomColumns);
   parallel_for(ceil_div(n, kAtomRows), threads, [&](int64_t begin, int64_t end) {
-    for_each_code<Element>(packed, n, k, begin, end, [&](int64_t r, int64_t c, uint32_t code) {
-      int64_t const group = group_size < 0 ? 0 : c / group_size;
-      int64_t const at = (r / kAtomRows * groups + group) * kAtomRows + packed_scale_position(int(r % kAtomRows));
-      out[r * k + c] = (zero == nullptr ? values[code] : values[code] - zero[at]) * scale[at];
-    });
+    float tile[kAtomRows][kAtomColumns];
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t const rows = std::min(kAtomRows, n - i * kAtomRows);
+      for (int64_t j = 0; j < atoms_k; ++j) {
+        uint32_t const* const atom = packed + (i * atoms_k + j) * Atom::Words;
+        for (int lane = 0; lane < Atom::Lanes; ++lane) {
+          uint32_t words[Atom::WordsPerLane];
+          for (int w = 0; w < Atom::WordsPerLane; ++w) {
+            words[w] = atom[Atom::word_index(lane, w)];
+          }
+          unpack_lane<Atom>(lane, words,
+                            [&](int row, int column, uint32_t stored) { tile[row][column] = value_of[stored]; });
+        }
+        for (int64_t block = 0; block < kAtomColumns; block += kBlock) {
+          int64_t const column = j * kAtomColumns + block;
+          int64_t const columns = std::min(kBlock, k - column);
+          if (columns <= 0) {
+            break;
+          }
+          int64_t const group = group_size < 0 ? 0 : column / group_size;
+          for (int64_t row = 0; row < rows; ++row) {
+            int64_t const at = (i * groups + group) * kAtomRows + packed_scale_position(int(row));
+            float const z = zero == nullptr ? 0.0f : zero[at];
+            float const s = scale[at];
+            float const* const source = tile[row] + block;
+            float* const target = out + (i * kAtomRows + row) * k + column;
+            if (columns == kBlock) {
+              for (int64_t c = 0; c < kBlock; ++c) {
+                target[c] = (source[c] - z) * s;
+              }
+            } else {
+              for (int64_t c = 0; c < columns; ++c) {
+                target[c] = (source[c] - z) * s;
+              }
+            }
+          }
+        }
+      }
+    }
   });
 }
 
