@@ -364,6 +364,20 @@ def test_without_file_locks_it_builds_anyway(cache: Path, monkeypatch: pytest.Mo
     assert build.compile_kernels([kernel()])["scale"].read_bytes() == expected_cubin(kernel())
 
 
+def test_an_entry_appears_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one rename of a folder that is complete and was not visible before."""
+    moves = []
+    original = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        moves.append((cache_module.read_entry(source)[0] is not None, target.exists()))
+        original(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    build.compile_kernels([kernel("one"), kernel("two")])
+    assert moves == [(True, False), (True, False)]
+
+
 def test_the_loser_of_a_race_takes_the_winners_entry(cache: Path, tmp_path: Path) -> None:
     path = build.compile_kernels([kernel()])["scale"]
     staged = tmp_path / "staged"
