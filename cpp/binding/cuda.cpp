@@ -92,6 +92,10 @@ nb::dict kernel_traits(Kernel& kernel, int device) {
   result["cluster_size"] = traits.cluster_size;
   result["persistent"] = traits.persistent;
   result["box_m"] = traits.box_m;
+  result["box_n"] = traits.box_n;
+  result["box_b"] = traits.box_b;
+  result["box_scale"] = traits.box_scale;
+  result["box_zero"] = traits.box_zero;
   return result;
 }
 
@@ -233,14 +237,17 @@ class BoundPlan {
     }
     check_dense(packed, "b", {atoms_n, atoms_k, words}, kVector);
     weight.b = packed.data();
+    weight.row_bytes_b = atoms_k * words * 4;
 
     TensorArgument const& scales = keep(scale, "scale");
     check_factors(scales, "scale", weight.device, {atoms_n, groups, 16}, kVector);
     weight.scale = scales.data();
+    weight.row_bytes_scale = row_bytes(scales);
     if (!zero.is_none()) {
       TensorArgument const& zeros = keep(zero, "zero");
       check_factors(zeros, "zero", weight.device, {atoms_n, groups, 16}, kVector);
       weight.zero = zeros.data();
+      weight.row_bytes_zero = row_bytes(zeros);
     }
     if (!bias.is_none()) {
       weight.bias = floats(keep(bias, "bias"), "bias", weight.device, n);
@@ -267,6 +274,11 @@ class BoundPlan {
                               "bits of an 8-bit float");
     }
     check_dense(tensor, parameter, shape, alignment);
+  }
+
+  /// Bytes of one atom row of scales or zero points, (atom rows, groups, 16).
+  static int64_t row_bytes(TensorArgument const& tensor) {
+    return tensor.extent(1) * tensor.extent(2) * tensor.view().dtype.bits / 8;
   }
 
   static float const* floats(TensorArgument const& tensor, char const* parameter, int device, int64_t count) {

@@ -74,8 +74,10 @@ struct alignas(128) TensorMap {
   uint64_t opaque[16];
 };
 inline constexpr int kTensorMapFloat16 = 6;
+inline constexpr int kTensorMapFloat64 = 8;
 inline constexpr int kTensorMapBFloat16 = 9;
 inline constexpr int kTensorMapInterleaveNone = 0;
+inline constexpr int kTensorMapSwizzleNone = 0;
 inline constexpr int kTensorMapSwizzle128B = 3;
 inline constexpr int kTensorMapPromotionL2_256B = 3;
 inline constexpr int kTensorMapFillZero = 0;

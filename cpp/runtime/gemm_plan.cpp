@@ -11,12 +11,19 @@ namespace {
 constexpr int64_t kMaxGrid = 2147483647;  // CTAs along x of a grid; kernels count tiles in an int32
 constexpr int64_t kBoxBytes = 128;        // a box row: the span of the 128-byte swizzle
 constexpr int64_t kTensorMapAlignment = 16;
+constexpr int64_t kAtomRows = 16;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 constexpr int64_t round_up(int64_t a, int64_t b) {
   return ceil_div(a, b) * b;
+}
+
+void require_tensor_maps() {
+  if (driver::functions().cuTensorMapEncodeTiled == nullptr) {
+    throw LaunchError("this kernel copies through tensor maps, which need an NVIDIA driver of CUDA 12.0 or newer");
+  }
 }
 
 }  // namespace
@@ -52,15 +59,47 @@ GemmPlan::GemmPlan(std::shared_ptr<Kernel> kernel, GemmWeight const& weight, Ele
 void GemmPlan::prepare() {
   driver::DeviceState const& device = driver::device_state(weight_.device);
   LoadedKernel const& loaded = kernel_->on(device);
+  std::lock_guard<std::mutex> const lock(prepare_mutex_);
+  if (prepared()) {
+    return;
+  }
+  encode_weight(loaded.traits);
   device_.store(&device, std::memory_order_relaxed);
   loaded_.store(&loaded, std::memory_order_release);
 }
 
-driver::TensorMap GemmPlan::encode(Matrix const& a, KernelTraits const& traits) const {
-  driver::Functions const& f = driver::functions();
-  if (f.cuTensorMapEncodeTiled == nullptr) {
-    throw LaunchError("this kernel reads A through a tensor map, which needs an NVIDIA driver of CUDA 12.0 or newer");
+driver::TensorMap GemmPlan::encode_packed(
+    void const* pointer, int64_t row_bytes, int box_words, KernelTraits const& traits) const {
+  constexpr int64_t word_bytes = 8;
+  uint64_t const extents[2] = {uint64_t(row_bytes / word_bytes), uint64_t(ceil_div(weight_.n, kAtomRows))};
+  uint64_t const strides[1] = {uint64_t(row_bytes)};
+  uint32_t const box[2] = {uint32_t(box_words), uint32_t(traits.box_n)};
+  uint32_t const element_strides[2] = {1, 1};
+  driver::TensorMap map;
+  driver::check(driver::functions().cuTensorMapEncodeTiled(
+                    &map, driver::kTensorMapFloat64, 2, const_cast<void*>(pointer), extents, strides, box, element_strides,
+                    driver::kTensorMapInterleaveNone, driver::kTensorMapSwizzleNone, driver::kTensorMapPromotionL2_256B,
+                    driver::kTensorMapFillZero),
+                "cuTensorMapEncodeTiled");
+  return map;
+}
+
+void GemmPlan::encode_weight(KernelTraits const& traits) {
+  if (traits.box_b > 0) {
+    require_tensor_maps();
+    map_b_ = encode_packed(weight_.b, weight_.row_bytes_b, traits.box_b, traits);
   }
+  if (traits.box_scale > 0) {
+    map_scale_ = encode_packed(weight_.scale, weight_.row_bytes_scale, traits.box_scale, traits);
+  }
+  if (traits.box_zero > 0) {
+    map_zero_ = encode_packed(weight_.zero, weight_.row_bytes_zero, traits.box_zero, traits);
+  }
+}
+
+driver::TensorMap GemmPlan::encode_a(Matrix const& a, KernelTraits const& traits) const {
+  driver::Functions const& f = driver::functions();
+  require_tensor_maps();
   int64_t const element_bytes = bytes_of(element_a_);
   if (reinterpret_cast<uintptr_t>(a.data) % kTensorMapAlignment != 0) {
     throw ArgumentError("a", "a data pointer that is not 16-byte aligned", "16-byte aligned rows for this kernel");
@@ -146,11 +185,20 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     arguments.ptr_counter = scratch.counters;
   }
 
-  driver::TensorMap map;
+  struct {  // TensorMaps of device/arguments.hpp
+    driver::TensorMap a;
+    driver::TensorMap b;
+    driver::TensorMap scale;
+    driver::TensorMap zero;
+  } maps;
+  static_assert(sizeof(maps) == sizeof(TensorMaps));
   void* parameters[2] = {&arguments, nullptr};
   if (traits.box_m > 0) {
-    map = encode(a, traits);
-    parameters[1] = &map;
+    maps.a = encode_a(a, traits);
+    maps.b = map_b_;
+    maps.scale = map_scale_;
+    maps.zero = map_zero_;
+    parameters[1] = &maps;
   }
 
   driver::LaunchAttribute cluster{};

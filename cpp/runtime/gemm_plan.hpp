@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "kernel.hpp"
@@ -34,6 +35,9 @@ struct GemmWeight {
   void const* zero;
   float const* bias;
   float const* global_scale;
+  int64_t row_bytes_b;      ///< of one atom row (16 rows of the weight) of B
+  int64_t row_bytes_scale;  ///< the same for scales
+  int64_t row_bytes_zero;   ///< the same for zero points; 0 without
 };
 
 /// Launches one kernel on one weight. Thread-safe: a call changes no state but the kernel's first load.
@@ -57,12 +61,18 @@ class GemmPlan {
   std::shared_ptr<Kernel> const& kernel() const { return kernel_; }
 
  private:
-  driver::TensorMap encode(Matrix const& a, KernelTraits const& traits) const;
+  driver::TensorMap encode_a(Matrix const& a, KernelTraits const& traits) const;
+  driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words, KernelTraits const& traits) const;
+  void encode_weight(KernelTraits const& traits);
 
   std::shared_ptr<Kernel> kernel_;
   GemmWeight weight_;
   Element element_a_;
   Element element_d_;
+  std::mutex prepare_mutex_;
+  driver::TensorMap map_b_{};    ///< written before `loaded_` is published
+  driver::TensorMap map_scale_{};
+  driver::TensorMap map_zero_{};
   std::atomic<driver::DeviceState const*> device_{nullptr};
   std::atomic<LoadedKernel const*> loaded_{nullptr};
 };

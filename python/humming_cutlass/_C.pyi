@@ -38,6 +38,10 @@ class _KernelTraits(TypedDict):
     cluster_size: int
     persistent: int
     box_m: int
+    box_n: int
+    box_b: int
+    box_scale: int
+    box_zero: int
 
 def pack_codes(codes: _HostArray, dtype: str, operand_bits: int = 16, threads: int = 0) -> npt.NDArray[np.uint32]:
     """Packs codes, uint8 (n, k), into uint32 (ceil(n/16), ceil(k/64), 32 * bits)."""

@@ -53,11 +53,11 @@ _SM80_SCHEDULES = (
 # (tile shape, most stages). Few tokens: many rows, since every row tile reads all activations again. Many tokens: as
 # large a tile as the accumulators allow.
 _SM90_TILES = (
-    ((16, 128, 128), 8),
-    ((32, 256, 128), 5),
-    ((64, 256, 128), 5),
+    ((16, 128, 256), 6),
+    ((32, 128, 256), 5),
+    ((64, 128, 256), 4),
     ((128, 128, 128), 5),
-    ((256, 128, 64), 4),
+    ((256, 128, 128), 3),
 )
 
 _MAX_SPLIT_K = 16

@@ -155,17 +155,20 @@ def smem_bytes(config: GemmConfig) -> int:
     b = tile_n * tile_k * types.bits // 8
     stored_zero = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
     zero_bytes = dtypes.parse(stored_zero).bits // 8 if stored_zero else 0
-    groups = (
-        tile_n * _group_count(types.group_size, tile_k) * (dtypes.parse(types.element_scale).bits // 8 + zero_bytes)
-    )
+    groups = tile_n * _group_count(types.group_size, tile_k)
+    scales = groups * (dtypes.parse(types.element_scale).bits // 8)
+    zeros = groups * zero_bytes
     d = dtypes.parse(types.element_d).bits // 8
     if config.schedule.mainloop == SM80:
-        return max(config.schedule.stage_count * (a + b + groups), tile_m * (tile_n * d + 16))
-    stages = config.schedule.stage_count * (a + -(-(b + groups) // 1024) * 1024)
+        return max(config.schedule.stage_count * (a + b + scales + zeros), tile_m * (tile_n * d + 16))
+    stages = config.schedule.stage_count * _round_up(a + b + _round_up(scales, 128) + zeros, 1024)
     barriers = 16 * config.schedule.stage_count
-    mainloop = -(-(stages + barriers) // 1024) * 1024
-    epilogue = tile_n // 64 * min(tile_m, 64 // d * 2) * (64 * d + 16)
-    return -(-(mainloop + epilogue + 4) // 1024) * 1024
+    epilogue = tile_n // 64 * min(tile_m, 16) * (64 * d + 16)
+    return _round_up(_round_up(stages + barriers, 1024) + epilogue + 4, 1024)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def check(config: GemmConfig) -> str | None:

@@ -25,7 +25,7 @@ _KERNELS = {
     "sm80_cpasync_multistage": ("GemmSm80", False),
     "sm90_tma_gmma_rs_warpspecialized": ("GemmSm90", True),
 }
-"""Mainloop -> the kernel's template under kernel/, and whether it takes a tensor map of A."""
+"""Mainloop -> the kernel's template under kernel/, and whether it takes tensor maps."""
 
 
 def _zero(element_zero: str) -> str:
@@ -41,13 +41,13 @@ def emit(config: GemmConfig) -> KernelSource:
     if (reason := support.check(config)) is not None:
         raise UnsupportedError(reason)
     types, schedule = config.types, config.schedule
-    kernel, has_tensor_map = _KERNELS[schedule.mainloop]
+    kernel, has_tensor_maps = _KERNELS[schedule.mainloop]
     header = kernel.replace("GemmSm", "gemm_sm") + ".hpp"
     parameters = "__grid_constant__ GemmArguments const arguments"
     arguments = "arguments"
-    if has_tensor_map:
-        parameters += ", __grid_constant__ CUtensorMap const tensor_map_a"
-        arguments += ", tensor_map_a"
+    if has_tensor_maps:
+        parameters += ", __grid_constant__ TensorMaps const maps"
+        arguments += ", maps"
     text = f"""\
 // {config.name}
 #include "humming_cutlass/kernel/{header}"

@@ -1,4 +1,4 @@
-/// Mainloop for SM90: TMA and bulk copies by a producer warp, weights dequantized in registers, wgmma.
+/// Mainloop for SM90: TMA copies by a producer thread, weights dequantized in registers, wgmma.
 ///
 /// As everywhere, the instruction's operand A is the weight, the user's B, and comes from registers; its operand B is the
 /// user's A, in shared memory as TMA writes it. Each consumer warpgroup owns 64 weight rows and all tokens of the tile.
@@ -47,22 +47,27 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int AtomRows = TileShape::N / 16;
   static constexpr int AtomColumns = TileShape::K / 64;
   static constexpr int Steps = TileShape::K / 16;      ///< k16 steps of a tile
-  static constexpr int BatchSteps = TileShape::M * Warpgroups <= 256 && TileShape::K >= 128 ? 4 : 2;
+  static constexpr int BatchSteps = TileShape::K >= 128 ? 4 : 2;
   static constexpr int Batches = Steps / BatchSteps;   ///< even, so that the buffers alternate across stages
 
   static constexpr int BytesBlockA = TileShape::M * 128;  ///< 64 columns of A: one TMA box
   static constexpr int BytesA = AtomColumns * BytesBlockA;
   static constexpr int BytesAtom = Atom::Words * 4;
+  /// Atoms of an atom row in one TMA box, whose rows hold at most 2048 bytes.
+  static constexpr int BoxColumns = AtomColumns * BytesAtom <= 2048 ? AtomColumns : AtomColumns >= 4 && BytesAtom <= 1024 ? 2 : 1;
+  static constexpr int BytesBoxB = AtomRows * BoxColumns * BytesAtom;
   static constexpr int BytesB = AtomRows * AtomColumns * BytesAtom;
-  static constexpr int RowBytesScale = Groups::TileGroups * 16 * int(sizeof(typename Scale::Storage));
-  static constexpr int RowBytesZero = HasIntegerZero ? Groups::TileGroups * 16 * 2 : 0;
-  static constexpr int BytesFlat = BytesB + AtomRows * (RowBytesScale + RowBytesZero);
-  static constexpr int StageBytes = BytesA + (BytesFlat + 1023) / 1024 * 1024;  ///< A needs 1024-byte alignment
+  static constexpr int BytesGroupScale = 16 * int(sizeof(typename Scale::Storage));
+  static constexpr int BytesGroupZero = HasIntegerZero ? 16 * int(sizeof(typename Zero::Storage)) : 0;
+  static constexpr int BytesScale = AtomRows * Groups::TileGroups * BytesGroupScale;
+  static constexpr int BytesZero = AtomRows * Groups::TileGroups * BytesGroupZero;
+  static constexpr int OffsetScale = BytesA + BytesB;
+  static constexpr int OffsetZero = OffsetScale + (BytesScale + 127) / 128 * 128;  ///< TMA writes at multiples of 128
+  static constexpr int StageBytes = (OffsetZero + BytesZero + 1023) / 1024 * 1024;  ///< A needs multiples of 1024
   static constexpr int SmemBytes = StageCount * StageBytes;
 
   static_assert(TileShape::N % 64 == 0 && Warpgroups <= 4, "MmaSm90: TileShape::N must be 64, 128, 192 or 256");
   static_assert(TileShape::K % 64 == 0 && Batches % 2 == 0, "MmaSm90: TileShape::K must be a multiple of 64");
-  static_assert(AtomRows <= 32, "MmaSm90: one producer lane copies one atom row");
 
   using Accumulator = float[Fragments][4];
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -94,75 +99,41 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     cutlass::arch::fence_barrier_init();
   }
 
-  /// The producer warp: fills stages until the work is done.
-  __device__ static void load(GemmArguments const& args, void const* tensor_map_a, SharedStorage& shared) {
+  /// The producer thread: fills stages until the work is done. What lies beyond an edge arrives as zeros.
+  __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
+    constexpr auto keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    // A weight that one token tile covers is read once.
+    constexpr auto pass = uint64_t(TileShape::M <= 64 ? cute::TMA::CacheHintSm90::EVICT_FIRST
+                                                      : cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Scheduler const scheduler(args);
-    int const lane = threadIdx.x % 32;
-    int32_t const atoms_n = (args.n + 15) / 16;
-    int32_t const atoms_k = (args.k + 63) / 64;
     PipelineState write;
     for (int32_t index = blockIdx.x; index < scheduler.units(); index += gridDim.x) {
       WorkUnit const work = scheduler.unit(index);
-      int64_t const atom_row = min(work.tile_n * AtomRows + lane, atoms_n - 1);
 #pragma unroll 1
       for (int32_t k_tile = work.k_begin; k_tile < work.k_end; ++k_tile) {
         EmptyBarrier::wait(&shared.empty[write.stage], write.phase ^ 1);
         uint8_t* const stage = shared.stages + write.stage * StageBytes;
         uint64_t* const full = &shared.full[write.stage];
-        if (lane == 0) {
-          FullBarrier::arrive_and_expect_tx(full, BytesA + BytesFlat);
-          static_for<AtomColumns>([&](auto c) {
-            cute::SM90_TMA_LOAD_2D::copy(tensor_map_a, full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                         stage + c * BytesBlockA, k_tile * TileShape::K + c * 64,
-                                         work.tile_m * TileShape::M);
-          });
+        FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
+        static_for<AtomColumns / BoxColumns>([&](auto c) {
+          cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, pass, stage + BytesA + c * BytesBoxB,
+                                       (k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8), work.tile_n * AtomRows);
+        });
+        if constexpr (Grouped) {
+          int32_t const group = Groups::first(k_tile);
+          cute::SM90_TMA_LOAD_2D::copy(&maps.scale, full, pass, stage + OffsetScale, group * (BytesGroupScale / 8),
+                                       work.tile_n * AtomRows);
+          if constexpr (HasIntegerZero) {
+            cute::SM90_TMA_LOAD_2D::copy(&maps.zero, full, pass, stage + OffsetZero, group * (BytesGroupZero / 8),
+                                         work.tile_n * AtomRows);
+          }
         }
-        __syncwarp();
-        if (lane < AtomRows) {
-          load_weight(args, atom_row, atoms_k, k_tile, lane, stage + BytesA, full);
-        }
+        static_for<AtomColumns>([&](auto c) {
+          cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, keep, stage + c * BytesBlockA, k_tile * TileShape::K + c * 64,
+                                       work.tile_m * TileShape::M);
+        });
         write.advance();
       }
-    }
-  }
-
-  /// One lane copies the atoms, scales and zero points of one atom row. Beyond the edge it repeats the last atom or group:
-  /// finite numbers, multiplied by the zeros that TMA fills in for A.
-  __device__ static void load_weight(GemmArguments const& args, int64_t atom_row, int32_t atoms_k, int32_t k_tile, int lane,
-                                     uint8_t* flat, uint64_t* full) {
-    auto const* const b = static_cast<uint8_t const*>(args.ptr_b) + atom_row * atoms_k * BytesAtom;
-    uint8_t* const target = flat + lane * (AtomColumns * BytesAtom);
-    int32_t const atom_k = k_tile * AtomColumns;
-    if (atom_k + AtomColumns <= atoms_k) {
-      cute::SM90_BULK_COPY_G2S::copy(b + int64_t(atom_k) * BytesAtom, full, target, AtomColumns * BytesAtom);
-    } else {
-      static_for<AtomColumns>([&](auto c) {
-        int64_t const source = min(atom_k + c, atoms_k - 1);
-        cute::SM90_BULK_COPY_G2S::copy(b + source * BytesAtom, full, target + c * BytesAtom, BytesAtom);
-      });
-    }
-    if constexpr (Grouped) {
-      load_groups<RowBytesScale>(args.ptr_scale, args.groups, atom_row, k_tile, flat + BytesB + lane * RowBytesScale, full);
-      if constexpr (HasIntegerZero) {
-        load_groups<RowBytesZero>(args.ptr_zero, args.groups, atom_row, k_tile,
-                                  flat + BytesB + AtomRows * RowBytesScale + lane * RowBytesZero, full);
-      }
-    }
-  }
-
-  template <int RowBytes>
-  __device__ static void load_groups(void const* pointer, int32_t groups, int64_t atom_row, int32_t k_tile, uint8_t* target,
-                                     uint64_t* full) {
-    constexpr int bytes = RowBytes / Groups::TileGroups;
-    auto const* const source = static_cast<uint8_t const*>(pointer) + atom_row * groups * bytes;
-    int32_t const first = Groups::first(k_tile);
-    if (first + Groups::TileGroups <= groups) {
-      cute::SM90_BULK_COPY_G2S::copy(source + int64_t(first) * bytes, full, target, RowBytes);
-    } else {
-      static_for<Groups::TileGroups>([&](auto i) {
-        int64_t const group = min(first + i, groups - 1);
-        cute::SM90_BULK_COPY_G2S::copy(source + group * bytes, full, target + i * bytes, bytes);
-      });
     }
   }
 
@@ -190,7 +161,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
     __device__ bool valid() const { return index < scheduler.units(); }
 
-    __device__ uint8_t const* flat() const { return shared.stages + read.stage * StageBytes + BytesA; }
+    __device__ uint8_t const* stage() const { return shared.stages + read.stage * StageBytes; }
 
     /// Waits for the stage that `read` points at and takes its first atom.
     __device__ void begin_stage() {
@@ -207,17 +178,17 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
 
     __device__ void load_words(int column) {
-      load_lane<Atom>(flat() + (warp_row * AtomColumns + column) * BytesAtom, lane, words);
+      int const box = column / BoxColumns * BytesBoxB + (warp_row * BoxColumns + column % BoxColumns) * BytesAtom;
+      load_lane<Atom>(stage() + BytesA + box, lane, words);
     }
 
     /// Takes the scales of the group that column `column` belongs to.
     __device__ void load_scales(int column) {
-      uint8_t const* const groups = flat() + BytesB;
-      int const group = Groups::in_tile(k_tile, column);
+      int const group = warp_row * Groups::TileGroups + Groups::in_tile(k_tile, column);
       float scale0, scale1, zero0 = 0.f, zero1 = 0.f;
-      load_scale_pair<Scale>(groups, warp_row * Groups::TileGroups + group, lane, scale0, scale1);
+      load_scale_pair<Scale>(stage() + OffsetScale, group, lane, scale0, scale1);
       if constexpr (HasIntegerZero) {
-        load_scale_pair<Zero>(groups + AtomRows * RowBytesScale, warp_row * Groups::TileGroups + group, lane, zero0, zero1);
+        load_scale_pair<Zero>(stage() + OffsetZero, group, lane, zero0, zero1);
       }
       registers[0] = Dequant::prepare(scale0, zero0);
       registers[1] = Dequant::prepare(scale1, zero1);

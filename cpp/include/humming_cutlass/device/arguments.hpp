@@ -38,7 +38,25 @@ struct KernelTraits {
   int32_t tile_k;
   int32_t cluster_size;  ///< CTAs of a cluster; 1 without clusters
   int32_t persistent;    ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
-  int32_t box_m;         ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor map
+  int32_t box_m;         ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
+  int32_t box_n;         ///< atom rows of the boxes of B, scales and zero points
+  int32_t box_b;         ///< 64-bit words of an atom row in a box of B; 0: no map of B
+  int32_t box_scale;     ///< the same for scales
+  int32_t box_zero;      ///< the same for zero points
+};
+
+/// A CUtensorMap, opaque here so that this header needs no CUDA toolkit.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+/// The second parameter of kernels that copy by TMA. B, scales and zero points are seen as matrices of 64-bit words with
+/// one row for each atom row.
+struct TensorMaps {
+  TensorMap a;
+  TensorMap b;
+  TensorMap scale;
+  TensorMap zero;
 };
 
 /// Arguments of one packing launch (kernel/pack.hpp).

@@ -18,9 +18,8 @@ struct LinearSm90 {
   using Storage = typename Output<ElementD>::Storage;
   using Accumulator = typename Mainloop::Accumulator;
 
-  static constexpr int ChunkTokens = TileShape::M < 64 / int(sizeof(Storage)) * 2 ? TileShape::M : 64 / int(sizeof(Storage)) * 2;
+  static constexpr int ChunkTokens = TileShape::M < 16 ? TileShape::M : 16;  ///< few: shared memory is for the stages
   static constexpr int RowElements = 64 + 16 / int(sizeof(Storage));  ///< padded against bank conflicts
-  static constexpr int VectorElements = 16 / int(sizeof(Storage));
   static constexpr int BytesWarpgroup = ChunkTokens * RowElements * int(sizeof(Storage));
 
   struct SharedStorage {

@@ -1,7 +1,6 @@
-/// Device entry point of the SM90 GEMM: persistent CTAs, one producer warp, one to four consumer warpgroups.
+/// Device entry point of the SM90 GEMM: persistent CTAs, one producer thread, one to four consumer warpgroups.
 #pragma once
 
-#include <cuda.h>
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "humming_cutlass/collective/mma_sm90_tma_gmma_rs_warpspecialized.hpp"
@@ -33,10 +32,22 @@ struct GemmSm90 {
       Mainloop::Warpgroups == 4 ? 112 : Mainloop::Warpgroups == 3 ? 160 : Mainloop::Warpgroups == 2 ? 232 : 240;
 
   static constexpr KernelTraits traits() {
-    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 1, TileShape::M};
+    return {kKernelTraitsVersion,
+            Threads,
+            SmemBytes,
+            TileShape::M,
+            TileShape::N,
+            TileShape::K,
+            1,
+            1,
+            TileShape::M,
+            Mainloop::AtomRows,
+            Mainloop::BoxColumns * Mainloop::BytesAtom / 8,
+            Mainloop::Groups::TileGroups * Mainloop::BytesGroupScale / 8,
+            Mainloop::Groups::TileGroups * Mainloop::BytesGroupZero / 8};
   }
 
-  __device__ static void run(GemmArguments const& args, CUtensorMap const& tensor_map_a, uint8_t* smem) {
+  __device__ static void run(GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
     int const warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
@@ -45,8 +56,8 @@ struct GemmSm90 {
     __syncthreads();
     if (warpgroup == Mainloop::Warpgroups) {
       cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
-      if (threadIdx.x / 32 == Mainloop::Warpgroups * 4) {
-        Mainloop::load(args, &tensor_map_a, shared.mainloop);
+      if (threadIdx.x == Mainloop::ConsumerThreads) {
+        Mainloop::load(args, maps, shared.mainloop);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
