@@ -86,8 +86,8 @@ def check_types(types: TypeConfig, arch: str = "sm_80") -> str | None:
     if capability < 75:
         return explain("arch", arch, "sm_80 or later")
     if capability < 80:
-        fallback = " and float16 activations" if types.element_a == "bfloat16" else ""
-        return explain("arch", arch, f"sm_80 or later; there is no SM75 mainloop{fallback}", "sm_80")
+        no_type = ", and SM75 has no bfloat16" if types.element_a == "bfloat16" else ""
+        return explain("arch", arch, f"sm_80 or later; there is no SM75 mainloop yet{no_type}", "sm_80")
     if types.element_b not in dtypes.WEIGHT_TYPES:
         return explain("element_b", types.element_b, "int1-8, uint1-8, floatB_eXmY of at most 8 bits, nf4")
     if not represents(types.element_a, types.element_b):

@@ -1,0 +1,132 @@
+"""What the planner chooses: legal everywhere, prepared beforehand, bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from humming_cutlass import dtypes, errors, planner, support
+from humming_cutlass.config import TypeConfig
+
+ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
+DEVICES = st.builds(planner.Device, arch=st.sampled_from(ARCHES), sm_count=st.integers(1, 200))
+H200 = planner.Device(arch="sm_90a", sm_count=132)
+TYPES = TypeConfig(element_a="float16", element_b="int4", element_d="float16", element_scale="float16", group_size=128)
+
+
+@st.composite
+def legal_types(draw: st.DrawFn) -> TypeConfig:
+    element_a = draw(st.sampled_from(support.ACTIVATION_TYPES))
+    element_b = draw(st.sampled_from([n for n in sorted(dtypes.WEIGHT_TYPES) if support.represents(element_a, n)]))
+    zeros = support.ZERO_TYPES if element_b.startswith("uint") else ("none",)
+    return TypeConfig(
+        element_a=element_a,
+        element_b=element_b,
+        element_d=draw(st.sampled_from(support.OUTPUT_TYPES)),
+        element_scale=draw(st.sampled_from(support.SCALE_TYPES)),
+        element_zero=draw(st.sampled_from(zeros)),
+        group_size=draw(st.sampled_from([-1, 16, 32, 48, 64, 80, 96, 112, 128, 256, 272, 512, 1024])),
+    )
+
+
+#: Sizes of real layers and the edges around tiles, with anything between.
+EXTENTS = st.sampled_from([1, 7, 8, 9, 16, 17, 64, 65, 128, 129, 4096, 28672, 65537, 1048577]) | st.integers(1, 1 << 21)
+
+
+@settings(max_examples=500, deadline=None)
+@given(legal_types(), EXTENTS, EXTENTS, EXTENTS, DEVICES)
+@example(TYPES, 16384, 28672, 8192, H200)  # case E3
+@example(TYPES, 1, 28672, 8192, H200)
+@example(TYPES, 1, 1, 1 << 21, H200)
+def test_every_choice(types: TypeConfig, m: int, n: int, k: int, device: planner.Device) -> None:
+    choice = planner.choose(types, m, n, k, device)
+    schedule = choice.config.schedule
+    tile_m, tile_n, tile_k = schedule.tile_shape
+    assert support.check(choice.config) is None
+    assert choice.config.types == types
+    assert choice.config.arch == device.arch
+    assert choice.config in planner.schedules(types, device)
+    # No split without a tile of k to do.
+    assert 1 <= choice.split_k <= max(1, -(-k // tile_k))
+    # The grid is one-dimensional and its index 32-bit.
+    tiles = -(-m // tile_m) * -(-n // tile_n)
+    # Split only what leaves SMs idle, so the partial sums are bounded by the device, not by m * n.
+    if choice.split_k > 1:
+        workspace = choice.split_k * tiles * tile_m * tile_n * 4
+        assert workspace <= 3 * device.sm_count * tile_m * tile_n * 4
+        assert workspace <= 64 << 20
+
+
+@settings(max_examples=200, deadline=None)
+@given(legal_types(), DEVICES)
+def test_schedules(types: TypeConfig, device: planner.Device) -> None:
+    """Few, distinct, legal, by number of tokens; every mainloop that is named is honoured."""
+    configs = planner.schedules(types, device)
+    assert 1 <= len(configs) <= 8
+    assert len({c.name for c in configs}) == len(configs)
+    assert all(support.check(c) is None for c in configs)
+    rows = [c.schedule.tile_shape[0] for c in configs]
+    assert rows == sorted(rows)
+    for mainloop in support.MAINLOOPS:
+        named = planner.schedules(types, device, mainloop=mainloop)
+        assert all(c.schedule.mainloop == mainloop and support.check(c) is None for c in named)
+    assert planner.schedules(types, device, mainloop=support.SM80)
+    if device.arch != "sm_90a":
+        assert all(c.schedule.mainloop == support.SM80 for c in configs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(legal_types(), DEVICES, st.integers(0, 1 << 20))
+def test_the_named_mainloop_is_chosen(types: TypeConfig, device: planner.Device, m: int) -> None:
+    choice = planner.choose(types, m, 4096, 4096, device, mainloop=support.SM80)
+    assert choice.config.schedule.mainloop == support.SM80
+    assert choice.config in planner.schedules(types, device, mainloop=support.SM80)
+
+
+def test_every_schedule_is_chosen_for_some_m() -> None:
+    """What `transform` prepares is used: no kernel is compiled for nothing."""
+    for device in (H200, planner.Device(arch="sm_80", sm_count=108)):
+        chosen = {planner.choose(TYPES, m, 4096, 4096, device).config.name for m in range(1, 1025)}
+        # The widest tile may wait for more tokens than that.
+        chosen |= {planner.choose(TYPES, 1 << 14, 4096, 4096, device).config.name}
+        assert chosen == {c.name for c in planner.schedules(TYPES, device)}
+
+
+def test_hopper_uses_wgmma() -> None:
+    for m in (16, 128, 4096):
+        assert planner.choose(TYPES, m, 8192, 8192, H200).config.schedule.mainloop == support.SM90
+    floating = dataclasses.replace(TYPES, element_b="uint4", element_zero="float16")
+    assert planner.choose(floating, 4096, 8192, 8192, H200).config.schedule.mainloop == support.SM80
+
+
+def test_few_tokens_split_k_to_fill_the_gpu() -> None:
+    choice = planner.choose(TYPES, 1, 1024, 8192, H200)
+    tiles = -(-1024 // choice.config.schedule.tile_shape[1])
+    assert choice.split_k > 1
+    assert choice.split_k * tiles >= H200.sm_count // 2
+    assert planner.choose(TYPES, 16384, 28672, 8192, H200).split_k == 1  # case E3
+
+
+def test_devices_from_properties() -> None:
+    """Everything it needs is an attribute of the device; unknown clocks and bus widths (case A10) play no part."""
+    for (major, minor), arch in {
+        (8, 0): "sm_80",
+        (8, 6): "sm_86",
+        (8, 9): "sm_89",
+        (9, 0): "sm_90a",
+        (10, 0): "sm_100a",
+        (12, 1): "sm_121a",
+    }.items():
+        properties = {"major": major, "minor": minor, "sm_count": 48, "memory_clock_khz": 0, "memory_bus_bits": 0}
+        device = planner.Device.from_properties(properties)
+        assert device == planner.Device(arch=arch, sm_count=48)
+        assert support.check(planner.choose(TYPES, 1, 4096, 4096, device).config) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_70", "sm_52"])
+def test_old_gpus_are_refused(arch: str) -> None:
+    with pytest.raises(errors.UnsupportedError, match=f"arch: got {arch}; allowed: sm_80 or later"):
+        planner.choose(TYPES, 1, 4096, 4096, planner.Device(arch=arch, sm_count=40))
