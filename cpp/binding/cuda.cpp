@@ -12,6 +12,7 @@
 #include "runtime/driver.hpp"
 #include "runtime/gemm_plan.hpp"
 #include "runtime/kernel.hpp"
+#include "runtime/pack.hpp"
 #include "tensor.hpp"
 
 namespace humming_cutlass {
@@ -97,6 +98,30 @@ nb::dict kernel_traits(Kernel& kernel, int device) {
   result["box_scale"] = traits.box_scale;
   result["box_zero"] = traits.box_zero;
   return result;
+}
+
+/// Checks the tensors of a packing call and launches it.
+void pack(Kernel& kernel, nb::handle codes, nb::handle packed, uintptr_t stream) {
+  TensorArgument const source(codes, "codes", Hold::kBorrow);
+  TensorArgument const target(packed, "packed", Hold::kBorrow);
+  check_device(source, "codes", -1);
+  int const device = source.view().device.id;
+  check_device(target, "packed", device);
+  if (!is_type(source.view().dtype, dlpack::kUInt, 8)) {
+    throw ArgumentTypeError("codes", describe_type(source.view().dtype), "uint8");
+  }
+  if (!is_type(target.view().dtype, dlpack::kInt, 32) && !is_type(target.view().dtype, dlpack::kUInt, 32)) {
+    throw ArgumentTypeError("packed", describe_type(target.view().dtype), "int32 or uint32");
+  }
+  if (source.view().ndim != 2 || target.view().ndim != 3) {
+    throw ArgumentError("codes", describe_shape(source.view()), "shape (n, k), with packed (n/16, k/64, 32 * bits)");
+  }
+  int64_t const n = source.extent(0);
+  int64_t const k = source.extent(1);
+  check_dense(source, "codes", {n, k}, 1);
+  check_dense(target, "packed", {(n + 15) / 16, (k + 63) / 64, target.extent(2)}, 16);
+  launch_pack(kernel, device, static_cast<uint8_t const*>(source.data()), static_cast<uint32_t*>(target.data()), n, k,
+              reinterpret_cast<driver::Stream>(stream));
 }
 
 /// A GemmPlan and the weight tensors that it points into.
@@ -318,6 +343,10 @@ void bind_cuda(nb::module_& module) {
       .def("traits", &kernel_traits, "device"_a,
            "Loads the kernel on a device and returns its KernelTraits: version, threads, smem_bytes, tile_m, tile_n, "
            "tile_k, cluster_size, persistent, box_m. Raises LaunchError where the device cannot run it.");
+
+  module.def("pack", &pack, "kernel"_a, "codes"_a.none(), "packed"_a.none(), "stream"_a,
+             "Puts the packing of codes, uint8 (n, k), into packed, int32 (ceil(n/16), ceil(k/64), 32 * bits), on a "
+             "stream. Both are contiguous CUDA tensors on one device; the kernel is emitter.emit_pack's for the type.");
 
   nb::class_<BoundPlan>(
       module, "GemmPlan",

@@ -58,7 +58,8 @@ void check_packed(Input<uint32_t, 3> const& data, std::string const& dtype, int6
   for (size_t i = 0; i < 3; ++i) {
     if (int64_t(data.shape(i)) != expected[i]) {
       refuse("data", "extent " + std::to_string(data.shape(i)) + " along axis " + std::to_string(i),
-             std::to_string(expected[i]) + " for dtype " + dtype + ", n " + std::to_string(n) + ", k " + std::to_string(k));
+             std::to_string(expected[i]) + " for dtype " + dtype + ", n " + std::to_string(n) + ", k " +
+                 std::to_string(k));
     }
   }
 }
@@ -73,9 +74,8 @@ Output<uint32_t> pack_codes(Input<uint8_t, 2> codes, std::string const& dtype, i
   uint8_t const* const source = codes.data();
   uint32_t* const target = packed.data();
   nb::gil_scoped_release release;
-  reference::visit_weight_type(dtype, [&](auto tag) {
-    reference::pack_codes<typename decltype(tag)::type>(source, n, k, target, threads);
-  });
+  reference::visit_weight_type(
+      dtype, [&](auto tag) { reference::pack_codes<typename decltype(tag)::type>(source, n, k, target, threads); });
   return packed;
 }
 
@@ -87,9 +87,8 @@ Output<uint8_t> unpack_codes(Input<uint32_t, 3> data, std::string const& dtype, 
   uint32_t const* const source = data.data();
   uint8_t* const target = codes.data();
   nb::gil_scoped_release release;
-  reference::visit_weight_type(dtype, [&](auto tag) {
-    reference::unpack_codes<typename decltype(tag)::type>(source, n, k, target, threads);
-  });
+  reference::visit_weight_type(
+      dtype, [&](auto tag) { reference::unpack_codes<typename decltype(tag)::type>(source, n, k, target, threads); });
   return codes;
 }
 
@@ -131,7 +130,9 @@ void dequantize(Input<uint32_t, 3> data, Input<float, 3> scale, std::optional<In
   int64_t const groups = int64_t(scale.shape(1));
   int64_t const needed = group_size < 0 ? 1 : reference::ceil_div(k, group_size);
   if (int64_t(scale.shape(0)) != reference::ceil_div(n, 16) || groups < needed || scale.shape(2) != 16) {
-    refuse("scale", "(" + std::to_string(scale.shape(0)) + ", " + std::to_string(groups) + ", " + std::to_string(scale.shape(2)) + ")",
+    refuse("scale",
+           "(" + std::to_string(scale.shape(0)) + ", " + std::to_string(groups) + ", " +
+               std::to_string(scale.shape(2)) + ")",
            "(" + std::to_string(reference::ceil_div(n, 16)) + ", >= " + std::to_string(needed) + ", 16)");
   }
   if (zero && (zero->shape(0) != scale.shape(0) || zero->shape(1) != scale.shape(1) || zero->shape(2) != 16)) {
@@ -147,7 +148,8 @@ void dequantize(Input<uint32_t, 3> data, Input<float, 3> scale, std::optional<In
   float* const target = out.data();
   nb::gil_scoped_release release;
   reference::visit_weight_type(dtype, [&](auto tag) {
-    reference::dequantize<typename decltype(tag)::type>(source, scales, zeros, groups, group_size, n, k, target, threads);
+    reference::dequantize<typename decltype(tag)::type>(source, scales, zeros, groups, group_size, n, k, target,
+                                                        threads);
   });
 }
 
@@ -159,9 +161,10 @@ void bind_host(nb::module_& module) {
              "Packs codes, uint8 (n, k), into uint32 (ceil(n/16), ceil(k/64), 32 * bits).");
   module.def("unpack_codes", &unpack_codes, "data"_a.noconvert(), "dtype"_a, "n"_a, "k"_a, "operand_bits"_a = 16,
              "threads"_a = 0, "Inverse of pack_codes: uint8 (n, k).");
-  module.def("convert_atoms", &convert_atoms, "data"_a.noconvert(), "dtype"_a, "element_a"_a,
-             "Runs the device dequantizer on packed atoms, uint32 (atoms, 32 * bits). Returns operand bit patterns, uint16 "
-             "(atoms, 16, 64), and the exponent e: value = operand * 2^-e.");
+  module.def(
+      "convert_atoms", &convert_atoms, "data"_a.noconvert(), "dtype"_a, "element_a"_a,
+      "Runs the device dequantizer on packed atoms, uint32 (atoms, 32 * bits). Returns operand bit patterns, uint16 "
+      "(atoms, 16, 64), and the exponent e: value = operand * 2^-e.");
   module.def("dequantize", &dequantize, "data"_a.noconvert(), "scale"_a.noconvert(), "zero"_a.noconvert().none(),
              "group_size"_a, "dtype"_a, "n"_a, "k"_a, "out"_a.noconvert(), "threads"_a = 0,
              "Writes (value - zero) * scale in float32 to out, float32 (n, k).");

@@ -68,8 +68,8 @@ void GemmPlan::prepare() {
   loaded_.store(&loaded, std::memory_order_release);
 }
 
-driver::TensorMap GemmPlan::encode_packed(
-    void const* pointer, int64_t row_bytes, int box_words, KernelTraits const& traits) const {
+driver::TensorMap GemmPlan::encode_packed(void const* pointer, int64_t row_bytes, int box_words,
+                                          KernelTraits const& traits) const {
   constexpr int64_t word_bytes = 8;
   uint64_t const extents[2] = {uint64_t(row_bytes / word_bytes), uint64_t(ceil_div(weight_.n, kAtomRows))};
   uint64_t const strides[1] = {uint64_t(row_bytes)};
@@ -77,9 +77,9 @@ driver::TensorMap GemmPlan::encode_packed(
   uint32_t const element_strides[2] = {1, 1};
   driver::TensorMap map;
   driver::check(driver::functions().cuTensorMapEncodeTiled(
-                    &map, driver::kTensorMapFloat64, 2, const_cast<void*>(pointer), extents, strides, box, element_strides,
-                    driver::kTensorMapInterleaveNone, driver::kTensorMapSwizzleNone, driver::kTensorMapPromotionL2_256B,
-                    driver::kTensorMapFillZero),
+                    &map, driver::kTensorMapFloat64, 2, const_cast<void*>(pointer), extents, strides, box,
+                    element_strides, driver::kTensorMapInterleaveNone, driver::kTensorMapSwizzleNone,
+                    driver::kTensorMapPromotionL2_256B, driver::kTensorMapFillZero),
                 "cuTensorMapEncodeTiled");
   return map;
 }

@@ -62,7 +62,8 @@ class GemmPlan {
 
  private:
   driver::TensorMap encode_a(Matrix const& a, KernelTraits const& traits) const;
-  driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words, KernelTraits const& traits) const;
+  driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words,
+                                  KernelTraits const& traits) const;
   void encode_weight(KernelTraits const& traits);
 
   std::shared_ptr<Kernel> kernel_;
@@ -70,7 +71,7 @@ class GemmPlan {
   Element element_a_;
   Element element_d_;
   std::mutex prepare_mutex_;
-  driver::TensorMap map_b_{};    ///< written before `loaded_` is published
+  driver::TensorMap map_b_{};  ///< written before `loaded_` is published
   driver::TensorMap map_scale_{};
   driver::TensorMap map_zero_{};
   std::atomic<driver::DeviceState const*> device_{nullptr};

@@ -104,6 +104,21 @@ class Kernel:
             ArgumentError: a device that does not exist.
         """
 
+def pack(kernel: Kernel, codes: _CudaTensor, packed: _CudaTensor, stream: int) -> None:
+    """Puts the packing of codes into `packed` on a stream: one launch, no synchronization.
+
+    Args:
+        kernel: the kernel that `emitter.emit_pack` writes for the weight's type.
+        codes: uint8 (n, k), contiguous.
+        packed: int32 or uint32 (ceil(n/16), ceil(k/64), 32 * bits), contiguous.
+        stream: a CUstream as an integer.
+
+    Raises:
+        ArgumentError: a wrong shape, stride, alignment or device.
+        ArgumentTypeError: a wrong dtype, or no tensor.
+        LaunchError: the driver refused to load or launch the kernel.
+    """
+
 class GemmPlan:
     """A kernel and a packed weight on one device: D[m, n] = A[m, k] * W[n, k]^T. Holds the weight's tensors."""
 

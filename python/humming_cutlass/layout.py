@@ -7,6 +7,7 @@ that a kernel trusts is checked here, once: kernels check nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from humming_cutlass import _tensors, dtypes, support
 from humming_cutlass._tensors import Array
 from humming_cutlass.config import ATOM_K, ATOM_N, TypeConfig, check_group_size
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, ToolchainError, UnsupportedError, explain
 
 __all__ = ["SCALE_ROW_ORDER", "PackedWeight", "group_count", "pack", "packed_group_count", "unpack"]
 
@@ -212,8 +213,31 @@ def pack_codes(codes: Array, types: TypeConfig) -> Array:
 
 
 def _pack_codes_cuda(codes: Array, types: TypeConfig) -> Array:
-    # Through the host: correct everywhere, and no kernel has to be compiled before a weight can be packed.
-    return pack_codes(codes.cpu(), types).to(codes.device)
+    """Packs on the device where a compiler is found, else through the host: the bytes are the same."""
+    import torch
+
+    from humming_cutlass import _C, build, emitter, planner
+
+    device = planner.Device.from_properties(dict[str, Any](_C.device_properties(codes.device.index)))
+    try:
+        source = emitter.emit_pack(types.element_b, device.arch)
+        path = build.compile_kernels([source])[source.name]
+    except ToolchainError:
+        return pack_codes(codes.cpu(), types).to(codes.device)
+    n, k = codes.shape
+    packed: Array = torch.empty(
+        (math.ceil(n / ATOM_N), math.ceil(k / ATOM_K), 32 * types.bits), dtype=torch.int32, device=codes.device
+    )
+    kernel = _pack_kernel(str(path))
+    _C.pack(kernel, codes, packed, torch.cuda.current_stream(codes.device).cuda_stream)
+    return packed
+
+
+@functools.cache
+def _pack_kernel(path: str) -> Any:
+    from humming_cutlass import _C, emitter
+
+    return _C.Kernel(path, emitter.PACK_ENTRY)
 
 
 def _check_codes(codes: Array, types: TypeConfig) -> None:

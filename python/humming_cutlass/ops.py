@@ -313,7 +313,7 @@ def _gemm_cuda(
 
 def _is_aligned(rows: Array) -> bool:
     """Whether every row of activations (m, k) starts at a 16-byte boundary, as TMA needs."""
-    return rows.data_ptr() % 16 == 0 and (rows.shape[0] == 1 or rows.stride(0) * rows.element_size() % 16 == 0)
+    return bool(rows.data_ptr() % 16 == 0 and (rows.shape[0] == 1 or rows.stride(0) * rows.element_size() % 16 == 0))
 
 
 def _rows(a: Array, k: int) -> Array:

@@ -1,4 +1,10 @@
-"""Picks the kernel for a call from (types, m, n, k) and a description of the GPU."""
+"""Picks the kernel for a call from (types, m, n, k) and a description of the GPU, by a cost model.
+
+A launch is a grid of units of work, one output tile or one split of its k range each, that the SMs take in waves. A
+unit takes, for each column of k, the longest of three times: copying its slice of B and A, multiplying, dequantizing;
+and a fixed time to fill the pipeline and store the tile. Splitting k adds the traffic of the partial sums. The rates
+below are per SM, measured on an H200 (bench/NOTES.md says how); only their ratios matter for the choice.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from humming_cutlass import support
 from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 from humming_cutlass.errors import UnsupportedError
 
-__all__ = ["Choice", "Device", "choose", "schedules"]
+__all__ = ["Choice", "Device", "choose", "microseconds", "schedules"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,36 +56,63 @@ _SM80_SCHEDULES = (
     ScheduleConfig(mainloop=support.SM80, tile_shape=(64, 128, 64), warp_shape=(64, 16), stage_count=4),
 )
 
-# (tile shape, most stages). Few tokens: many rows, since every row tile reads all activations again. Many tokens: as
-# large a tile as the accumulators allow.
+# Tile shapes and the most stages. Few tokens: long k tiles, so that a stage is worth its barriers; 256 rows where the
+# grid allows, since every row tile reads all activations again. Many tokens: as large a tile as the accumulators allow.
 _SM90_TILES = (
+    ((8, 128, 256), 6),
     ((16, 128, 256), 6),
-    ((32, 128, 256), 5),
+    ((16, 256, 128), 6),
+    ((32, 128, 128), 8),
     ((64, 128, 256), 4),
+    ((64, 256, 128), 5),
     ((128, 128, 128), 5),
     ((256, 128, 128), 3),
 )
+_SM90_MIN_STAGES = 3
 
 _MAX_SPLIT_K = 16
-_CTAS_PER_SM = 3
-"""CTAs of the small SM80 schedules that an SM holds at once."""
 _MIN_K_TILES = 4
 """Shortest k range of a split, in tiles: below it the pipeline never fills."""
+_MAX_PARTIAL_BYTES = 1 << 28
+"""Split-k partial sums a launch may need."""
+
+_WEIGHT_BYTES = 34.0
+"""Bytes of B an SM receives per nanosecond when all stream from memory."""
+_ACTIVATION_BYTES = 100.0
+"""Bytes of A an SM receives per nanosecond, from L2."""
+_DEQUANTIZED_WEIGHTS = 75.0
+"""Weights an SM dequantizes per nanosecond."""
+_FLOPS = 6400.0
+"""Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
+_EFFICIENCY = {8: 0.3, 16: 0.45, 32: 0.6, 64: 0.8, 128: 0.93, 256: 0.98}
+"""What of it wgmma reaches, by the tokens of a tile."""
+_SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.15, 64: 0.25}
+"""What of it mma.sync reaches with weights dequantized in registers."""
+_SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
+"""CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
+_UNIT_NS = 2000.0
+"""Filling the pipeline and storing a tile."""
+_SPLIT_NS = 1000.0
+"""Waiting for the other CTAs of a tile."""
+_PARTIAL_BYTES = 20.0
+"""Bytes of partial sums an SM writes and reads per nanosecond."""
 
 
 def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
     """Returns the SM90 kernels for these types, each with as many stages as fit; none where the mainloop lacks them."""
-    configs = []
-    for tile, most in _SM90_TILES:
-        for stage_count in range(most, 1, -1):
+
+    def fitting(tile: tuple[int, int, int], most: int) -> GemmConfig | None:
+        for stage_count in range(most, _SM90_MIN_STAGES - 1, -1):
             schedule = ScheduleConfig(
                 mainloop=support.SM90, tile_shape=tile, warp_shape=(tile[0], 64), stage_count=stage_count
             )
             config = GemmConfig(types=types, schedule=schedule, arch=arch)
             if support.check(config) is None:
-                configs.append(config)
-                break
-    return configs
+                return config
+        return None
+
+    found = (fitting(t, most) or fitting((t[0], t[1], t[2] // 2), most) for t, most in _SM90_TILES)
+    return [config for config in found if config is not None]
 
 
 def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None) -> list[GemmConfig]:
@@ -88,35 +121,71 @@ def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None)
     Args:
         types: the maths.
         device: the GPU.
-        mainloop: only kernels of this mainloop; None is all.
+        mainloop: only kernels of this mainloop; None is the best one that computes `types`.
 
     Raises:
         UnsupportedError: no kernel computes `types` on this device.
     """
     if (reason := support.check_types(types, device.arch)) is not None:
         raise UnsupportedError(reason)
-    sm80 = [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
-    sm90 = _sm90_schedules(types, device.arch)
-    if mainloop == support.SM80 or (mainloop is None and not sm90):
-        return sm80
-    return sm90 if mainloop == support.SM90 else [*sm80[:1], *sm90]
+    if mainloop != support.SM80 and (sm90 := _sm90_schedules(types, device.arch)):
+        return sm90
+    if mainloop == support.SM90:
+        raise UnsupportedError(f"mainloop: {mainloop} does not compute {types} on {device.arch}")
+    return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
 
 
 def choose(types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloop: str | None = None) -> Choice:
-    """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T, of one mainloop if one is named.
+    """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T that the cost model finds fastest.
+
+    Args:
+        types: the maths.
+        m: rows of A and D, the tokens.
+        n: rows of B, columns of D.
+        k: columns of A and B.
+        device: the GPU.
+        mainloop: as in `schedules`.
 
     Raises:
         UnsupportedError: no kernel computes `types` on this device.
     """
-    candidates = schedules(types, device, mainloop=mainloop)
-    config = next((c for c in candidates if m <= c.schedule.tile_shape[0]), candidates[-1])
-    return Choice(config=config, split_k=_split_k(config, m, n, k, device))
+    choices = [
+        Choice(config=config, split_k=split_k)
+        for config in schedules(types, device, mainloop=mainloop)
+        for split_k in _splits(config, m, n, k, device)
+    ]
+    return min(choices, key=lambda choice: microseconds(choice, m, n, k, device))
 
 
-def _split_k(config: GemmConfig, m: int, n: int, k: int, device: Device) -> int:
-    """Returns the split that fills the SMs, as long as each part keeps the pipeline busy."""
+def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> range:
+    """Returns the splits of k worth looking at."""
     tile_m, tile_n, tile_k = config.schedule.tile_shape
-    tiles = -(-m // tile_m) * -(-n // tile_n)
+    tiles = max(1, -(-m // tile_m) * -(-n // tile_n))
+    slots = device.sm_count * _ctas_per_sm(config)
+    partial = tiles * tile_m * tile_n * 4
+    most = min(slots // tiles, -(-k // tile_k) // _MIN_K_TILES, _MAX_SPLIT_K, _MAX_PARTIAL_BYTES // partial)
+    return range(1, max(1, most) + 1)
+
+
+def _ctas_per_sm(config: GemmConfig) -> int:
+    return _SM80_CTAS[config.schedule.tile_shape[0]] if config.schedule.mainloop == support.SM80 else 1
+
+
+def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> float:
+    """Returns the time that the cost model gives a launch; for comparing choices, not for promises."""
+    config = choice.config
+    tile_m, tile_n, tile_k = config.schedule.tile_shape
+    resident = _ctas_per_sm(config)
+    units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
+    waves = -(-units // (device.sm_count * resident))
+    sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
+    copy = tile_n * config.types.bits / 8 / _WEIGHT_BYTES + tile_m * 2 / _ACTIVATION_BYTES
+    efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
+    multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
+    column = max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS)
     k_tiles = -(-k // tile_k)
-    per_sm = _CTAS_PER_SM if config.schedule.mainloop == support.SM80 and tile_m <= 64 else 1
-    return max(1, min(device.sm_count * per_sm // max(tiles, 1), k_tiles // _MIN_K_TILES, _MAX_SPLIT_K))
+    columns = -(-k_tiles // choice.split_k) * tile_k
+    nanoseconds = waves * (columns * column * sharing + _UNIT_NS)
+    if choice.split_k > 1:
+        nanoseconds += _SPLIT_NS + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES
+    return nanoseconds / 1000

@@ -96,6 +96,8 @@ def emit_pack(element_b: str, arch: str) -> KernelSource:
 // {name}
 #include "humming_cutlass/kernel/pack.hpp"
 
+extern "C" __constant__ humming_cutlass::KernelTraits {TRAITS_SYMBOL} = humming_cutlass::kernel::pack_traits();
+
 extern "C" __global__ void __launch_bounds__(humming_cutlass::kernel::PackThreads)
     {PACK_ENTRY}(__grid_constant__ humming_cutlass::PackArguments const arguments) {{
   humming_cutlass::kernel::pack<humming_cutlass::{dtypes.parse(element_b).cpp}>(arguments);

@@ -15,18 +15,54 @@ template <class ElementA, int Tokens>
 struct GmmaAtom;
 
 namespace gmma = cute::SM90::GMMA;
-template <> struct GmmaAtom<Half, 8> { using type = gmma::MMA_64x8x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<Half, 16> { using type = gmma::MMA_64x16x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<Half, 32> { using type = gmma::MMA_64x32x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<Half, 64> { using type = gmma::MMA_64x64x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<Half, 128> { using type = gmma::MMA_64x128x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<Half, 256> { using type = gmma::MMA_64x256x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 8> { using type = gmma::MMA_64x8x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 16> { using type = gmma::MMA_64x16x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 32> { using type = gmma::MMA_64x32x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 64> { using type = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 128> { using type = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
-template <> struct GmmaAtom<BFloat16, 256> { using type = gmma::MMA_64x256x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>; };
+template <>
+struct GmmaAtom<Half, 8> {
+  using type = gmma::MMA_64x8x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<Half, 16> {
+  using type = gmma::MMA_64x16x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<Half, 32> {
+  using type = gmma::MMA_64x32x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<Half, 64> {
+  using type = gmma::MMA_64x64x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<Half, 128> {
+  using type = gmma::MMA_64x128x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<Half, 256> {
+  using type = gmma::MMA_64x256x16_F32F16F16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 8> {
+  using type = gmma::MMA_64x8x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 16> {
+  using type = gmma::MMA_64x16x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 32> {
+  using type = gmma::MMA_64x32x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 64> {
+  using type = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 128> {
+  using type = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct GmmaAtom<BFloat16, 256> {
+  using type = gmma::MMA_64x256x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+};
 
 namespace detail {
 

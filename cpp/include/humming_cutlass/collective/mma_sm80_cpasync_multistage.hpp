@@ -50,10 +50,10 @@ struct MmaSm80CpAsyncMultistage {
   static constexpr int WarpsM = TileShape::M / WarpShape::M;
   static constexpr int WarpsN = TileShape::N / WarpShape::N;
   static constexpr int Threads = 32 * WarpsM * WarpsN;
-  static constexpr int AtomRows = TileShape::N / 16;     ///< of the CTA tile
+  static constexpr int AtomRows = TileShape::N / 16;  ///< of the CTA tile
   static constexpr int AtomColumns = TileShape::K / 64;
-  static constexpr int WarpRows = WarpShape::N / 16;     ///< atom rows of a warp
-  static constexpr int TokenTiles = WarpShape::M / 8;    ///< MMA tiles along m of a warp
+  static constexpr int WarpRows = WarpShape::N / 16;   ///< atom rows of a warp
+  static constexpr int TokenTiles = WarpShape::M / 8;  ///< MMA tiles along m of a warp
 
   static constexpr int StageGroups = Groups::TileGroups;
   static constexpr int Granule = Groups::Granule;
@@ -87,8 +87,8 @@ struct MmaSm80CpAsyncMultistage {
   int32_t atoms_k;  ///< atom columns of the weight
   bool aligned_a;   ///< rows of A start at 16-byte boundaries
 
-  uint32_t minus_zero[WarpRows][2];  ///< pair -zero * 2^Exponent of rows (lane/4, lane/4 + 8)
-  float channel_zero[WarpRows][2];   ///< floating zero points of channel scales
+  uint32_t minus_zero[WarpRows][2];                      ///< pair -zero * 2^Exponent of rows (lane/4, lane/4 + 8)
+  float channel_zero[WarpRows][2];                       ///< floating zero points of channel scales
   float token_sum[HasFloatingZero ? TokenTiles : 1][4];  ///< sum of A over the group, where D^T has its columns
 
   /// What an unsigned code is centred on when floating zero points are corrected in fp32.
@@ -115,7 +115,8 @@ struct MmaSm80CpAsyncMultistage {
       minus_zero[r][0] = minus_zero[r][1] = broadcast_pair<ElementA>(-float(Center) * two_to(Dequant::Exponent));
       channel_zero[r][0] = channel_zero[r][1] = 0.f;
       if constexpr (HasZero && !Grouped) {
-        auto const* zero = static_cast<typename Zero::Storage const*>(args.ptr_zero) + packed_row(r) * 16 + lane / 4 * 2;
+        auto const* zero =
+            static_cast<typename Zero::Storage const*>(args.ptr_zero) + packed_row(r) * 16 + lane / 4 * 2;
         set_zero(r, Zero::convert(zero[0]), Zero::convert(zero[1]));
       }
     }
@@ -148,7 +149,8 @@ struct MmaSm80CpAsyncMultistage {
   /// One 16-byte piece; zeros when `valid` is false.
   __device__ void copy_16_bytes(void const* source, uint8_t* target, bool valid, void const* fallback) const {
     cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
-        *static_cast<cute::uint128_t const*>(valid ? source : fallback), *reinterpret_cast<cute::uint128_t*>(target), valid);
+        *static_cast<cute::uint128_t const*>(valid ? source : fallback), *reinterpret_cast<cute::uint128_t*>(target),
+        valid);
   }
 
   /// Issues the copies of tile `k_tile` into `stage`.
@@ -201,7 +203,8 @@ struct MmaSm80CpAsyncMultistage {
       int32_t const atom_n = tile_n + row;
       int32_t const atom_k = k_tile * AtomColumns + chunk / atom_chunks;
       bool const valid = atom_n < atoms_n && atom_k < atoms_k;
-      int64_t const offset = (int64_t(atom_n) * atoms_k + int64_t(k_tile) * AtomColumns) * (Atom::Words * 4) + chunk * 16;
+      int64_t const offset =
+          (int64_t(atom_n) * atoms_k + int64_t(k_tile) * AtomColumns) * (Atom::Words * 4) + chunk * 16;
       copy_16_bytes(b + offset, base + c * 16, valid, b);
     });
   }
@@ -305,17 +308,16 @@ struct MmaSm80CpAsyncMultistage {
 #pragma unroll
             for (int r = 0; r < WarpRows; ++r) {
               float zero[2];
-              load_pair<Zero>(base + BytesA + BytesB + BytesScale, warp_n + r, Groups::in_tile(k_tile, begin), lane, zero[0],
-                              zero[1]);
+              load_pair<Zero>(base + BytesA + BytesB + BytesScale, warp_n + r, Groups::in_tile(k_tile, begin), lane,
+                              zero[0], zero[1]);
               set_zero(r, zero[0], zero[1]);
             }
           }
 #pragma unroll
           for (int r = 0; r < WarpRows; ++r) {
             uint32_t tCrB[4];  // (registers of a k16 step)
-            static_for<4>([&](auto i) {
-              tCrB[i] = Dequant::template convert<k_step * 4 + i>(words[r], minus_zero[r][i % 2]);
-            });
+            static_for<4>(
+                [&](auto i) { tCrB[i] = Dequant::template convert<k_step * 4 + i>(words[r], minus_zero[r][i % 2]); });
 #pragma unroll
             for (int j = 0; j < TokenTiles; ++j) {
               fma(sums[r * TokenTiles + j], tCrB, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
@@ -387,7 +389,8 @@ struct MmaSm80CpAsyncMultistage {
         for (int j = 0; j < TokenTiles; ++j) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            accumulators[r * TokenTiles + j][i] += (float(Center) - channel_zero[r][i / 2]) * two_to(Dequant::Exponent) * token_sum[j][i];
+            accumulators[r * TokenTiles + j][i] +=
+                (float(Center) - channel_zero[r][i / 2]) * two_to(Dequant::Exponent) * token_sum[j][i];
           }
         }
       }

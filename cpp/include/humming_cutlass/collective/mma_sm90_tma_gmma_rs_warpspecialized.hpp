@@ -8,8 +8,8 @@
 /// (dequant/group_scaled.hpp): a second set of accumulators would not fit.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "humming_cutlass/collective/gmma_rs_sm90.hpp"
 #include "humming_cutlass/dequant/group_scaled.hpp"
@@ -46,15 +46,17 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int Fragments = TileShape::M / 8;
   static constexpr int AtomRows = TileShape::N / 16;
   static constexpr int AtomColumns = TileShape::K / 64;
-  static constexpr int Steps = TileShape::K / 16;      ///< k16 steps of a tile
+  static constexpr int Steps = TileShape::K / 16;  ///< k16 steps of a tile
   static constexpr int BatchSteps = TileShape::K >= 128 ? 4 : 2;
-  static constexpr int Batches = Steps / BatchSteps;   ///< even, so that the buffers alternate across stages
+  static constexpr int Batches = Steps / BatchSteps;  ///< even, so that the buffers alternate across stages
 
   static constexpr int BytesBlockA = TileShape::M * 128;  ///< 64 columns of A: one TMA box
   static constexpr int BytesA = AtomColumns * BytesBlockA;
   static constexpr int BytesAtom = Atom::Words * 4;
   /// Atoms of an atom row in one TMA box, whose rows hold at most 2048 bytes.
-  static constexpr int BoxColumns = AtomColumns * BytesAtom <= 2048 ? AtomColumns : AtomColumns >= 4 && BytesAtom <= 1024 ? 2 : 1;
+  static constexpr int BoxColumns = AtomColumns * BytesAtom <= 2048         ? AtomColumns
+                                    : AtomColumns >= 4 && BytesAtom <= 1024 ? 2
+                                                                            : 1;
   static constexpr int BytesBoxB = AtomRows * BoxColumns * BytesAtom;
   static constexpr int BytesB = AtomRows * AtomColumns * BytesAtom;
   static constexpr int BytesGroupScale = 16 * int(sizeof(typename Scale::Storage));
@@ -62,7 +64,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int BytesScale = AtomRows * Groups::TileGroups * BytesGroupScale;
   static constexpr int BytesZero = AtomRows * Groups::TileGroups * BytesGroupZero;
   static constexpr int OffsetScale = BytesA + BytesB;
-  static constexpr int OffsetZero = OffsetScale + (BytesScale + 127) / 128 * 128;  ///< TMA writes at multiples of 128
+  static constexpr int OffsetZero = OffsetScale + (BytesScale + 127) / 128 * 128;   ///< TMA writes at multiples of 128
   static constexpr int StageBytes = (OffsetZero + BytesZero + 1023) / 1024 * 1024;  ///< A needs multiples of 1024
   static constexpr int SmemBytes = StageCount * StageBytes;
 
@@ -103,8 +105,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
     constexpr auto keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     // A weight that one token tile covers is read once.
-    constexpr auto pass = uint64_t(TileShape::M <= 64 ? cute::TMA::CacheHintSm90::EVICT_FIRST
-                                                      : cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    constexpr auto pass =
+        uint64_t(TileShape::M <= 64 ? cute::TMA::CacheHintSm90::EVICT_FIRST : cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Scheduler const scheduler(args);
     PipelineState write;
     for (int32_t index = blockIdx.x; index < scheduler.units(); index += gridDim.x) {
@@ -117,7 +119,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
         static_for<AtomColumns / BoxColumns>([&](auto c) {
           cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, pass, stage + BytesA + c * BytesBoxB,
-                                       (k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8), work.tile_n * AtomRows);
+                                       (k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8),
+                                       work.tile_n * AtomRows);
         });
         if constexpr (Grouped) {
           int32_t const group = Groups::first(k_tile);
@@ -142,18 +145,24 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     GemmArguments const& args;
     SharedStorage& shared;
     Scheduler scheduler;
-    int32_t index;   ///< of the unit of work
+    int32_t index;  ///< of the unit of work
     WorkUnit work;
     int32_t k_tile;
     PipelineState read;
     int lane;
-    int warp_row;    ///< atom row of this warp inside the tile
+    int warp_row;  ///< atom row of this warp inside the tile
     uint32_t words[Atom::WordsPerLane];
     typename Dequant::Registers registers[2];  ///< rows lane/4 and lane/4 + 8
 
     __device__ Dequantizing(GemmArguments const& arguments, SharedStorage& storage)
-        : args(arguments), shared(storage), scheduler(arguments), index(blockIdx.x), work(scheduler.unit(index)),
-          k_tile(work.k_begin), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32) {
+        : args(arguments),
+          shared(storage),
+          scheduler(arguments),
+          index(blockIdx.x),
+          work(scheduler.unit(index)),
+          k_tile(work.k_begin),
+          lane(threadIdx.x % 32),
+          warp_row(threadIdx.x / 32) {
       if constexpr (!Grouped) {
         registers[0] = registers[1] = Dequant::prepare(1.f, 0.f);
       }
@@ -208,12 +217,12 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
             load_scales(step * 16);
           }
         }
-        static_for<4>([&](auto i) {
-          fragments[s][i] = Dequant::template convert<(step % 4) * 4 + i>(words, registers[i % 2]);
-        });
+        static_for<4>(
+            [&](auto i) { fragments[s][i] = Dequant::template convert<(step % 4) * 4 + i>(words, registers[i % 2]); });
       });
       // Pins the fragments: the conversion must not sink below the wgmma that is issued next.
-      static_for<BatchSteps>([&](auto s) { static_for<4>([&](auto i) { cute::warpgroup_fence_operand(fragments[s][i]); }); });
+      static_for<BatchSteps>(
+          [&](auto s) { static_for<4>([&](auto i) { cute::warpgroup_fence_operand(fragments[s][i]); }); });
     }
 
     /// Goes on to the next stage; false when there is none.
@@ -284,7 +293,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         read.advance();
       }
       cute::warpgroup_wait<0>();
-      static_for<Fragments>([&](auto f) { static_for<4>([&](auto i) { cute::warpgroup_fence_operand(accumulators[f][i]); }); });
+      static_for<Fragments>(
+          [&](auto f) { static_for<4>([&](auto i) { cute::warpgroup_fence_operand(accumulators[f][i]); }); });
       release(previous);
       epilogue(work, accumulators);
     }

@@ -87,8 +87,10 @@ struct CodeBookDequantizer {
     uint32_t const codes = extract<Atom, F, 0, 4, 0>(words);
     uint32_t const selector = (codes | (codes >> 12)) & 0x77u;  // the two codes' low three bits, a nibble each
     constexpr uint32_t interleave = 0x5140;                     // low 0, high 0, low 1, high 1
-    uint32_t const lower = permute_bytes(permute_bytes(low_a, low_b, selector), permute_bytes(high_a, high_b, selector), interleave);
-    uint32_t const upper = permute_bytes(permute_bytes(low_c, low_d, selector), permute_bytes(high_c, high_d, selector), interleave);
+    uint32_t const lower =
+        permute_bytes(permute_bytes(low_a, low_b, selector), permute_bytes(high_a, high_b, selector), interleave);
+    uint32_t const upper =
+        permute_bytes(permute_bytes(low_c, low_d, selector), permute_bytes(high_c, high_d, selector), interleave);
     uint32_t const in_upper = ((codes >> 3) & 0x00010001u) * 0xFFFFu;
     return (upper & in_upper) | (lower & ~in_upper);
   }

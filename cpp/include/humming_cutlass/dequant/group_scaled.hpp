@@ -83,7 +83,8 @@ struct GroupScaledDequantizer {
                                registers.minus_zero);
     } else {
       constexpr uint32_t minus_zero = 0x80008000u;
-      return fma_pair<Operand>(Base::template convert<F>(words, registers.minus_zero), registers.multiplier[0], minus_zero);
+      return fma_pair<Operand>(Base::template convert<F>(words, registers.minus_zero), registers.multiplier[0],
+                               minus_zero);
     }
   }
 };

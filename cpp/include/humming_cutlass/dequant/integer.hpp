@@ -15,10 +15,10 @@ template <int Bits_, class Operand>
 struct IntegerDequantizer {
   using Atom = PackedAtom<Bits_, 16>;
   static constexpr int Bits = Bits_;
-  static constexpr int Subnormal = Operand::Bias - 1 + Operand::MantissaBits;       ///< S: one unit is 2^-S
+  static constexpr int Subnormal = Operand::Bias - 1 + Operand::MantissaBits;  ///< S: one unit is 2^-S
   static constexpr int MaxExponent = (1 << Operand::ExponentBits) - 2 - Operand::Bias;
   static constexpr int Exponent = MaxExponent - Subnormal;
-  static constexpr int LinearBits = Operand::MantissaBits + 1;                      ///< fields that end here are linear
+  static constexpr int LinearBits = Operand::MantissaBits + 1;  ///< fields that end here are linear
   static constexpr bool TakesZero = true;
 
   /// Bit at which field F is brought to rest. Fields of one word share a shift as long as they stay linear.

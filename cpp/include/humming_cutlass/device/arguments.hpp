@@ -30,19 +30,19 @@ struct GemmArguments {
 
 /// What a launcher must know of a compiled kernel. Each cubin exports one as `humming_cutlass_traits`.
 struct KernelTraits {
-  int32_t version;       ///< of this struct and of GemmArguments; a launcher refuses another one
-  int32_t threads;       ///< per CTA
-  int32_t smem_bytes;    ///< dynamic shared memory per CTA
+  int32_t version;     ///< of this struct and of GemmArguments; a launcher refuses another one
+  int32_t threads;     ///< per CTA
+  int32_t smem_bytes;  ///< dynamic shared memory per CTA
   int32_t tile_m;
   int32_t tile_n;
   int32_t tile_k;
   int32_t cluster_size;  ///< CTAs of a cluster; 1 without clusters
   int32_t persistent;    ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
-  int32_t box_m;         ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
-  int32_t box_n;         ///< atom rows of the boxes of B, scales and zero points
-  int32_t box_b;         ///< 64-bit words of an atom row in a box of B; 0: no map of B
-  int32_t box_scale;     ///< the same for scales
-  int32_t box_zero;      ///< the same for zero points
+  int32_t box_m;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
+  int32_t box_n;  ///< atom rows of the boxes of B, scales and zero points
+  int32_t box_b;  ///< 64-bit words of an atom row in a box of B; 0: no map of B
+  int32_t box_scale;  ///< the same for scales
+  int32_t box_zero;   ///< the same for zero points
 };
 
 /// A CUtensorMap, opaque here so that this header needs no CUDA toolkit.

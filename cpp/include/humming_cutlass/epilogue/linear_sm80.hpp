@@ -33,8 +33,8 @@ struct LinearSm80 {
       }
     }
     __syncthreads();
-    copy_out<Storage, Mainloop::Threads, TileShape::M, TileShape::N, RowElements>(loop.args, tile, loop.thread, loop.tile_m,
-                                                                                loop.tile_n * 16);
+    copy_out<Storage, Mainloop::Threads, TileShape::M, TileShape::N, RowElements>(loop.args, tile, loop.thread,
+                                                                                  loop.tile_m, loop.tile_n * 16);
   }
 };
 

@@ -4,8 +4,8 @@
 /// Each warpgroup has its own buffer and its own barrier: warpgroups drift apart freely.
 #pragma once
 
-#include <cute/arch/copy_sm90.hpp>
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm90.hpp>
 
 #include "humming_cutlass/epilogue/output.hpp"
 #include "humming_cutlass/scheduler/persistent.hpp"
@@ -19,7 +19,7 @@ struct LinearSm90 {
   using Accumulator = typename Mainloop::Accumulator;
 
   static constexpr int ChunkTokens = TileShape::M < 16 ? TileShape::M : 16;  ///< few: shared memory is for the stages
-  static constexpr int RowElements = 64 + 16 / int(sizeof(Storage));  ///< padded against bank conflicts
+  static constexpr int RowElements = 64 + 16 / int(sizeof(Storage));         ///< padded against bank conflicts
   static constexpr int BytesWarpgroup = ChunkTokens * RowElements * int(sizeof(Storage));
 
   struct SharedStorage {
@@ -38,8 +38,8 @@ struct LinearSm90 {
       sync(warpgroup);  // the chunk before has left the buffer
       if constexpr (sizeof(Storage) == 2 && ChunkTokens % 16 == 0) {
         static_for<ChunkTokens / 16>([&](auto i) {
-          float(&x)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i];
-          float(&y)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i + 1];
+          float (&x)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i];
+          float (&y)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i + 1];
           int const token = i * 16 + lane / 16 * 8 + lane % 8;
           int const column = warp * 16 + lane / 8 % 2 * 8;
           cute::SM90_U16x8_STSM_T::copy(round_pair<ElementD>(x[0], x[1]), round_pair<ElementD>(x[2], x[3]),
@@ -57,8 +57,8 @@ struct LinearSm90 {
         });
       }
       sync(warpgroup);
-      copy_out<Storage, 128, ChunkTokens, 64, RowElements>(args, buffer, threadIdx.x % 128,
-                                                           int64_t(work.tile_m) * TileShape::M + chunk * ChunkTokens, n_begin);
+      copy_out<Storage, 128, ChunkTokens, 64, RowElements>(
+          args, buffer, threadIdx.x % 128, int64_t(work.tile_m) * TileShape::M + chunk * ChunkTokens, n_begin);
     });
   }
 
@@ -68,9 +68,8 @@ struct LinearSm90 {
   __device__ static void scale(GemmArguments const& args, int32_t first_row, int lane, Accumulator& accumulators) {
     RowFactors const rows =
         row_factors<typename Mainloop::Scale, Mainloop::Grouped, Mainloop::Dequant::Exponent>(args, first_row, lane);
-    static_for<Mainloop::Fragments>([&](auto f) {
-      static_for<4>([&](auto i) { accumulators[f][i] = rows.apply(accumulators[f][i], i / 2); });
-    });
+    static_for<Mainloop::Fragments>(
+        [&](auto f) { static_for<4>([&](auto i) { accumulators[f][i] = rows.apply(accumulators[f][i], i / 2); }); });
   }
 };
 

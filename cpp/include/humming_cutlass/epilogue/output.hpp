@@ -23,7 +23,7 @@ struct Output<float> {
 struct RowFactors {
   float scale[2];
   float bias[2];
-  float alpha;         ///< undoes the dequantizer's power of two
+  float alpha;  ///< undoes the dequantizer's power of two
   float global_scale;
 
   __device__ float apply(float sum, int half) const { return sum * scale[half] * alpha * global_scale + bias[half]; }

@@ -51,7 +51,7 @@ struct SplitK {
         float4 y[batch];
         static_for<batch>([&](auto i) { y[i] = __ldcg(at(s, first * batch + i)); });
         static_for<batch>([&](auto i) {
-          float(&x)[4] = accumulators[first * batch + i];
+          float (&x)[4] = accumulators[first * batch + i];
           x[0] = s == 0 ? y[i].x : x[0] + y[i].x;
           x[1] = s == 0 ? y[i].y : x[1] + y[i].y;
           x[2] = s == 0 ? y[i].z : x[2] + y[i].z;

@@ -19,7 +19,8 @@ struct GemmSm80 {
   static constexpr int Threads = Mainloop::Threads;
   static constexpr int SmemBytes =
       Mainloop::SmemBytes > Epilogue::SmemBytes ? Mainloop::SmemBytes : Epilogue::SmemBytes;
-  static_assert(SmemBytes <= 99 * 1024, "GemmSm80: more shared memory than SM86, SM89 and SM120 have; choose fewer stages");
+  static_assert(SmemBytes <= 99 * 1024,
+                "GemmSm80: more shared memory than SM86, SM89 and SM120 have; choose fewer stages");
 
   static constexpr KernelTraits traits() {
     return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 0, 0};

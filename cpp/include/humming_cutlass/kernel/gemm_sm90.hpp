@@ -28,8 +28,10 @@ struct GemmSm90 {
 
   /// Registers a thread, after the producer has given up most of its own.
   static constexpr int ProducerRegisters = Mainloop::Warpgroups == 4 ? 24 : Mainloop::Warpgroups == 3 ? 32 : 40;
-  static constexpr int ConsumerRegisters =
-      Mainloop::Warpgroups == 4 ? 112 : Mainloop::Warpgroups == 3 ? 160 : Mainloop::Warpgroups == 2 ? 232 : 240;
+  static constexpr int ConsumerRegisters = Mainloop::Warpgroups == 4   ? 112
+                                           : Mainloop::Warpgroups == 3 ? 160
+                                           : Mainloop::Warpgroups == 2 ? 232
+                                                                       : 240;
 
   static constexpr KernelTraits traits() {
     return {kKernelTraitsVersion,

@@ -10,6 +10,11 @@ namespace humming_cutlass::kernel {
 
 inline constexpr int PackThreads = 256;
 
+/// The tile is an atom.
+constexpr KernelTraits pack_traits() {
+  return {kKernelTraitsVersion, PackThreads, 0, 1, 16, 64, 1, 0, 0, 0, 0, 0, 0};
+}
+
 /// Packs codes (n, k) into words [ceil(n/16)][ceil(k/64)][32 * Bits]; padding holds code 0. Grid: one warp an atom.
 template <class Element>
 __device__ void pack(PackArguments const& args) {

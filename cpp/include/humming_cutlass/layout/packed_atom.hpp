@@ -42,7 +42,8 @@ struct AtomCoordinate {
 template <int Bits_, int OperandBits_ = 16>
 struct PackedAtom {
   static_assert(Bits_ >= 1 && Bits_ <= 8, "PackedAtom: weights have 1 to 8 bits");
-  static_assert(OperandBits_ == 16 || OperandBits_ == 8 || OperandBits_ == 4, "PackedAtom: operands have 16, 8 or 4 bits");
+  static_assert(OperandBits_ == 16 || OperandBits_ == 8 || OperandBits_ == 4,
+                "PackedAtom: operands have 16, 8 or 4 bits");
   static_assert(Bits_ <= OperandBits_, "PackedAtom: a weight must not be wider than the operand");
 
   static constexpr int Bits = Bits_;
@@ -52,9 +53,9 @@ struct PackedAtom {
   static constexpr int Lanes = 32;
   static constexpr int WordsPerLane = Bits;
   static constexpr int Words = WordsPerLane * Lanes;
-  static constexpr int Slots = 32 / OperandBits;         ///< operands of a register
-  static constexpr int Fields = OperandBits;             ///< registers of a lane
-  static constexpr int KStep = 8 * Slots;                ///< k extent of one MMA
+  static constexpr int Slots = 32 / OperandBits;  ///< operands of a register
+  static constexpr int Fields = OperandBits;      ///< registers of a lane
+  static constexpr int KStep = 8 * Slots;         ///< k extent of one MMA
   static constexpr int FieldsPerSlot = OperandBits / Bits;
   static constexpr int LeftOver = OperandBits % Bits;
   /// Words of a lane that one vector access reads: the widest of 4, 2, 1 that divides Bits.
@@ -69,7 +70,7 @@ struct PackedAtom {
       return result;
     }
     constexpr int left_over = LeftOver == 0 ? 1 : LeftOver;  // 0 never comes here
-    int const first = (f - FieldsPerSlot * Bits) * Bits;      // in the stream of left-over bits
+    int const first = (f - FieldsPerSlot * Bits) * Bits;     // in the stream of left-over bits
     for (int done = 0; done < Bits;) {
       int const word = (first + done) / left_over;
       int const offset = (first + done) % left_over;
@@ -104,7 +105,9 @@ struct PackedAtom {
 
 /// Position of row `row` of an atom among the 16 packed scales (or zero points) of a group: 0, 8, 1, 9, ..., so that a
 /// lane's two rows are adjacent.
-HUMMING_CUTLASS_HOST_DEVICE constexpr int packed_scale_position(int row) { return 2 * (row % 8) + row / 8; }
+HUMMING_CUTLASS_HOST_DEVICE constexpr int packed_scale_position(int row) {
+  return 2 * (row % 8) + row / 8;
+}
 
 /// Packs the 32 codes of a lane; `code(row, column)` returns the stored code of a weight of the atom.
 template <class Atom, class Code>

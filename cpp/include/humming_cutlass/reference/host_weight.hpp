@@ -22,7 +22,9 @@ namespace humming_cutlass::reference {
 inline constexpr int64_t kAtomRows = 16;
 inline constexpr int64_t kAtomColumns = 64;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 /// Calls `body(begin, end)` over [0, count) on up to `threads` threads (0: one per core).
 template <class Body>

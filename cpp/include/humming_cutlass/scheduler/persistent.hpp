@@ -8,9 +8,9 @@ namespace humming_cutlass {
 
 /// One unit of work.
 struct WorkUnit {
-  int32_t tile;     ///< index of the output tile
-  int32_t split;    ///< which part of its k range
-  int32_t tile_m;   ///< coordinate of the tile
+  int32_t tile;    ///< index of the output tile
+  int32_t split;   ///< which part of its k range
+  int32_t tile_m;  ///< coordinate of the tile
   int32_t tile_n;
   int32_t k_begin;  ///< k tiles [k_begin, k_end)
   int32_t k_end;
