@@ -45,7 +45,7 @@ thread_local std::vector<Context> stack;
 thread_local CaptureMode mode = kCaptureGlobal;
 std::set<Stream> capturing;
 std::vector<Launch> launches;
-Map last_map;
+std::vector<Map> maps;
 int loads = 0;
 int allocations = 0;
 int static_shared = 0;
@@ -130,6 +130,12 @@ void fake_load_result(int result) {
 int fake_loads() {
   return loads;
 }
+int fake_maps() {
+  return int(maps.size());
+}
+void fake_map_back(Map* out, int back) {
+  *out = maps[maps.size() - 1 - size_t(back)];
+}
 int fake_allocations() {
   return allocations;
 }
@@ -146,7 +152,7 @@ void fake_launch(int index, Launch* out) {
   *out = launches.at(size_t(index));
 }
 void fake_map(Map* out) {
-  *out = last_map;
+  *out = maps.back();
 }
 
 Result cuGetErrorName(Result result, char const** text) {
@@ -330,10 +336,11 @@ Result cuThreadExchangeStreamCaptureMode(CaptureMode* exchanged) {
   *exchanged = old;
   return kSuccess;
 }
-Result cuTensorMapEncodeTiled(TensorMap*, int type, uint32_t rank, void* address, uint64_t const* extents,
+Result cuTensorMapEncodeTiled(driver::TensorMap*, int type, uint32_t rank, void* address, uint64_t const* extents,
                               uint64_t const* strides, uint32_t const* box, uint32_t const*, int, int swizzle, int,
                               int) {
-  last_map = {reinterpret_cast<uint64_t>(address), extents[0], extents[1], strides[0], box[0], box[1], type, swizzle};
+  maps.push_back(
+      {reinterpret_cast<uint64_t>(address), extents[0], extents[1], strides[0], box[0], box[1], type, swizzle});
   return rank == 2 ? kSuccess : 1;
 }
 }

@@ -161,6 +161,13 @@ def last_map() -> Map:
     return result
 
 
+def map_back(back: int) -> Map:
+    """Returns the tensor map that was encoded `back` before the last one."""
+    result = Map()
+    fake.fake_map_back(ctypes.byref(result), back)
+    return result
+
+
 def cubin(**changes) -> str:
     traits = {
         "version": 1,
@@ -172,11 +179,15 @@ def cubin(**changes) -> str:
         "cluster_size": 1,
         "persistent": 0,
         "box_m": 0,
+        "box_n": 0,
+        "box_b": 0,
+        "box_scale": 0,
+        "box_zero": 0,
     }
     assert changes.keys() <= traits.keys()
     traits.update(changes)
     path = folder / f"{len(list(folder.iterdir()))}.cubin"
-    path.write_bytes(b"FAKE" + struct.pack("9i", *traits.values()))
+    path.write_bytes(b"FAKE" + struct.pack("13i", *traits.values()))
     return str(path)
 
 
@@ -411,6 +422,21 @@ def tensor_maps():
     raises(ArgumentError, lambda: bound.run(a_of(2, offset=2), d_of(2), 0), "a: got a data pointer", "16-byte aligned")
 
 
+def tensor_maps_of_the_weight():
+    # B (3, 4, 128) words: atom rows of 2048 bytes; scales (3, GROUPS, 16) float16.
+    bound = plan(kernel(box_m=32, box_n=8, box_b=64, box_scale=GROUPS * 4))
+    count = fake.fake_maps()
+    bound.run(a_of(33), d_of(33), 0)
+    assert fake.fake_maps() == count + 3
+    bound.run(a_of(33), d_of(33), 0)
+    assert fake.fake_maps() == count + 4, "the weight's maps are made once"
+    scales = map_back(2)
+    assert (scales.extent0, scales.extent1, scales.stride) == (GROUPS * 4, 3, GROUPS * 32)
+    assert (scales.box0, scales.box1, scales.type, scales.swizzle) == (GROUPS * 4, 8, 8, 0)
+    words = map_back(3)
+    assert (words.extent0, words.extent1, words.stride, words.box0) == (256, 3, 2048, 64)
+
+
 def workspaces():
     bound = plan()
 
@@ -548,6 +574,7 @@ SCENARIOS = {
         weights,
         grids,
         tensor_maps,
+        tensor_maps_of_the_weight,
         workspaces,
         capture,
         threads,
@@ -558,7 +585,7 @@ SCENARIOS = {
 if __name__ == "__main__":
     # Loaded first under the driver's soname, so that the runtime's dlopen finds this one.
     fake = ctypes.PyDLL(sys.argv[1])
-    for query in ("fake_capture", "fake_launch", "fake_map"):
+    for query in ("fake_capture", "fake_launch", "fake_map", "fake_map_back"):
         getattr(fake, query).restype = None
     fake.fake_capture.argtypes = (ctypes.c_uint64, ctypes.c_int)
     SCENARIOS[sys.argv[2]]()
