@@ -267,11 +267,20 @@ def test_a_running_build_is_not_swept(cache: Path) -> None:
     assert not mine.exists()
 
 
-def test_threads_share_one_compilation(cache: Path, tmp_path: Path) -> None:
+def test_threads_share_one_compilation(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvcc(tmp_path, delay=0.5)
+    asked: list[object] = []
+    original = compile_module._resolve
+
+    def resolve(state: object, sources: list[build.KernelSource], *rest: object) -> object:
+        asked.extend(sources)
+        return original(state, sources, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compile_module, "_resolve", resolve)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: build.compile_kernels([kernel("one"), kernel("two")]), range(8)))
     assert all(result == found[0] for result in found)
+    assert len(asked) == 2  # the others waited in memory, not at a lock file
     assert sorted(compiled(tmp_path)) == ["one.cu", "two.cu"]
 
 
@@ -631,6 +640,21 @@ def test_a_compiler_that_writes_nothing_is_a_failure(cache: Path, tmp_path: Path
     nvcc.write_text(nvcc.read_text().replace("printf 'first", "exit 0\nprintf 'first"))
     with pytest.raises(errors.CompileError, match="kernel scale"):
         build.compile_kernels([kernel()])
+
+
+def test_what_a_failing_compiler_leaves_is_not_kept(cache: Path, tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path)
+    nvcc.write_text(nvcc.read_text() + "exit 3\n")
+    with pytest.raises(errors.CompileError, match="kernel scale"):
+        build.compile_kernels([kernel()])
+    assert list((cache / "v1").glob("??/*")) == []
+
+
+def test_the_compilers_own_temporary_files_go_where_they_are_swept(cache: Path, tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path)
+    nvcc.write_text(nvcc.read_text() + 'echo "temporary files: $TMPDIR"\n')
+    log = (build.compile_kernels([kernel()])["scale"].parent / "log.txt").read_text()
+    assert f"temporary files: {cache}/v1/tmp/" in log
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", "-o", ".hidden", "a;b", "x" * 201])
