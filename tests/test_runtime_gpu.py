@@ -38,7 +38,7 @@ constexpr int kTileM = 16, kTileN = 32, kTileK = 64, kThreads = 128;
 extern "C" __constant__ KernelTraits const humming_cutlass_traits = {
     kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, PERSISTENT, BOX};
 
-struct alignas(64) TensorMap {
+struct alignas(64) TestMap {
   char bytes[128];
 };
 
@@ -59,7 +59,7 @@ __device__ void store(GemmArguments const& g, int m, int n, float sum) {
 
 #if BOX
 extern "C" __global__ void __launch_bounds__(kThreads)
-    humming_cutlass_gemm(GemmArguments const g, TensorMap const __grid_constant__ map) {
+    humming_cutlass_gemm(GemmArguments const g, TestMap const __grid_constant__ map) {
 #else
 extern "C" __global__ void __launch_bounds__(kThreads) humming_cutlass_gemm(GemmArguments const g) {
 #endif

@@ -223,10 +223,11 @@ class HummingLayer(torch.nn.Module):
             if not isinstance(global_scale, (int, float)):
                 raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
             global_scale = torch.tensor([global_scale], dtype=torch.float32)
-        loaded = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
+        given = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
+        loaded = {name: x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         layout.check_inputs(**loaded, types=self.types)
         for name, tensor in loaded.items():
-            self._buffers[f"_loaded_{name}"] = None if tensor is None else tensor.detach().to(self.device)
+            self._buffers[f"_loaded_{name}"] = tensor
 
     def _adopt(self, packed: layout.PackedWeight) -> None:
         """Makes a packed weight the layer's, and drops what was loaded."""

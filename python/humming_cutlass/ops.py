@@ -18,7 +18,7 @@ from humming_cutlass import _tensors, planner, support
 from humming_cutlass._tensors import Array
 from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
-from humming_cutlass.layout import PackedWeight
+from humming_cutlass.layout import SCALE_ROW_ORDER, PackedWeight
 
 __all__ = ["gemm", "gemm_host", "planner_device", "prepare"]
 
@@ -299,7 +299,7 @@ def _gemm_cuda(
         plan = _plan(weight, config)
         with torch.cuda.device(a.device):
             plan.run(rows, result, torch.cuda.current_stream(a.device).cuda_stream, split_k)
-        usual = weight.k % 8 != 0 or _is_aligned(rows)  # not the fallback for a view that is not aligned
+        usual = a.is_contiguous() and a.data_ptr() % 16 == 0  # what `gemm` insists on before it uses the plan
         if planned and usual and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
             if len(weight.plans) > _PLAN_LIMIT:
                 weight.plans.clear()
@@ -356,7 +356,10 @@ def _scales_fit(weight: PackedWeight) -> bool:
             return False  # the scales cannot be read now
         magnitude = _tensors.decode(weight.scale, weight.types.element_scale).abs()
         least, greatest = support.scale_range(weight.types)
-        fit = bool(((magnitude == 0) | ((magnitude >= least) & (magnitude < greatest))).all())
+        inside = (magnitude == 0) | ((magnitude >= least) & (magnitude < greatest))  # (atom rows, groups, 16)
+        if rest := weight.n % ATOM_N:  # rows beyond n hold whatever they hold
+            inside[-1] |= torch.tensor(SCALE_ROW_ORDER, device=inside.device) >= rest
+        fit = bool(inside.all())
         weight.plans["scales_fit"] = fit
     return bool(fit)
 

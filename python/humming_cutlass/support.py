@@ -123,10 +123,11 @@ def scale_range(types: TypeConfig) -> tuple[float, float]:
     weight = dtypes.parse(types.element_b)
     values = np.abs(weight.values())
     least = float(np.min(values[np.isfinite(values) & (values > 0)]))
+    integer = weight.kind in (dtypes.Kind.INT, dtypes.Kind.UINT)
     if types.element_a == "bfloat16":
-        return 2.0**-90, 2.0**11
+        return max(2.0**-90, 2.0 ** (-126 + (17 if integer else 11)) / least), 2.0**11
     exponent_max = 3
-    base_exponent = -9 if weight.kind in (dtypes.Kind.INT, dtypes.Kind.UINT) else 0
+    base_exponent = -9 if integer else 0
     if weight.kind is dtypes.Kind.FLOAT:
         value_exponent = (1 << weight.exponent_bits) - weight.bias
         if weight.exponent_bits == 5 and weight.specials == "none":
