@@ -19,7 +19,7 @@ import time
 import torch
 
 import humming_cutlass
-from humming_cutlass import dtypes, ops, planner, reference, support, testing
+from humming_cutlass import build, dtypes, emitter, ops, planner, reference, support, testing
 from humming_cutlass.config import TypeConfig
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
@@ -28,12 +28,13 @@ _SCALED_BOUND = {"float16": 1e-3, "bfloat16": 4e-3}
 
 
 def type_grid(names: list[str] | None, groups: list[int]) -> list[TypeConfig]:
-    """Returns every legal combination; uint types once with integer and once with floating zero points."""
+    """Returns every legal combination; uint types with integer and, for all types, with floating zero points."""
     grid = []
+    floating = ("integer", "float32")
     for name, weight in dtypes.WEIGHT_TYPES.items():
         if names and name not in names:
             continue
-        zeros = ("integer", "float32") if weight.kind is dtypes.Kind.UINT else ("none",)
+        zeros = floating if weight.kind is dtypes.Kind.UINT else ("none",)
         for element_a in support.ACTIVATION_TYPES:
             for group_size in groups:
                 for zero in zeros:
@@ -100,16 +101,22 @@ def main() -> int:
     parser.add_argument("--groups", default="-1,32,128")
     parser.add_argument("--m", default="1,7,16,33,128,1000")
     parser.add_argument("--mainloop", default="", help="only schedules of this mainloop, the first whose tile holds m")
+    parser.add_argument("--compile-only", default="", metavar="ARCH", help="fill the cache for a GPU such as sm_90a")
     args = parser.parse_args()
     tokens = [int(m) for m in args.m.split(",")]
     grid = type_grid(args.types.split(",") if args.types else None, [int(g) for g in args.groups.split(",")])
-    device = ops.planner_device(0)
+    device = planner.Device(arch=args.compile_only, sm_count=132) if args.compile_only else ops.planner_device(0)
 
     def choose(types: TypeConfig, m: int) -> planner.Choice:
         return planner.choose(types, m, SHAPE_N, SHAPE_K, device, mainloop=args.mainloop or None)
 
     start = time.perf_counter()
-    ops.prepare([choose(types, m).config for types in grid for m in tokens], progress=True)
+    configs = dict.fromkeys(choose(types, m).config for types in grid for m in tokens)
+    if args.compile_only:
+        build.compile_kernels([emitter.emit(config) for config in configs], progress=True)
+        print(f"{len(configs)} kernels compiled in {time.perf_counter() - start:.0f} s")
+        return 0
+    ops.prepare(configs, progress=True)
     compile_seconds = time.perf_counter() - start
     head = {
         "gpu": torch.cuda.get_device_name(),

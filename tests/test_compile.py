@@ -58,13 +58,17 @@ BASE = planner.schedules(TYPES[1], planner.Device(arch="sm_80", sm_count=108))[-
 
 
 def _configs(arch: str) -> list[GemmConfig]:
-    """All schedules of two types, two of each other one, others on each GPU; both mainloops where there are both."""
+    """All schedules of one type, two of each other one, others on each GPU; both mainloops where there are both."""
     device = planner.Device(arch=arch, sm_count=132)
     found: list[GemmConfig] = []
     for i, types in enumerate(TYPES):
         schedules = planner.schedules(types, device)
         first = i + ARCHES.index(arch)
-        chosen = schedules if i < 2 else [schedules[(first + j * 3) % len(schedules)] for j in range(2)]
+        chosen = (
+            schedules
+            if i == ARCHES.index(arch) % 2
+            else [schedules[(first + j * 3) % len(schedules)] for j in range(2)]
+        )
         if chosen[0].schedule.mainloop != support.SM80:
             fallback = planner.schedules(types, device, mainloop=support.SM80)
             chosen = [*chosen, fallback[first % len(fallback)]]

@@ -286,7 +286,7 @@ def test_it_works_on_a_gpu() -> None:
         assert layer.device.type == "cuda"
         y = layer(_inputs().cuda())
         assert testing.relative_error(y, reference.to_float64(expected)) < 1e-3
-        with pytest.raises(ArgumentError, match=r"a: got device cpu; allowed: cuda:0"):
+        with pytest.raises(ArgumentError, match=r"a: got .*(cpu|CPU); allowed: "):
             layer(_inputs())
         testing.check_equal(layer.cpu()(_inputs()), expected)
 

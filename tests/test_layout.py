@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -403,3 +404,16 @@ def test_gpu_packing_gives_the_same_bits(dtype: str) -> None:
         assert _same(getattr(packed, name).cpu(), tensor)
     assert (layout.unpack(packed)["codes"].cpu() == problem.codes).all()
     assert (problem.packed.to("cuda").data == packed.data).all()
+
+
+@pytest.mark.parametrize(("value", "fits"), [(1.0, True), (0.0, True), (2.0**11, False), (2.0**-100, False)])
+def test_scales_that_fit_are_those_of_rows_that_exist(value: float, fits: bool) -> None:
+    """The SM90 mainloop folds group scales into bfloat16 weights; padding rows must not count."""
+    types = testing.make_types("int4", k=64, element_a="bfloat16", group_size=32)
+    scale = torch.ones(19, 2, dtype=torch.bfloat16)
+    scale[18, 1] = value
+    packed = layout.pack(torch.zeros(19, 64, dtype=torch.uint8), scale, types=types)
+    assert packed.scales_fit is fits
+    padded = packed.scale.clone()
+    padded[-1, :, layout.SCALE_ROW_ORDER.index(3)] = math.nan
+    assert dataclasses.replace(packed, scale=padded).scales_fit is fits

@@ -267,6 +267,10 @@ def test_traits(paths: dict[str, str]) -> None:
         "cluster_size": 1,
         "persistent": 1,
         "box_m": 0,
+        "box_n": 0,
+        "box_b": 0,
+        "box_scale": 0,
+        "box_zero": 0,
     }
 
 

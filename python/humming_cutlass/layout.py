@@ -87,6 +87,22 @@ class PackedWeight:
             self._check("bias", "float32", (self.n,))
         if self.global_scale is not None:
             self._check("global_scale", "float32", (1,))
+        if _tensors.device_of(self.data).startswith("cuda"):
+            _ = self.scales_fit  # now, since a call may come while a stream is being captured
+
+    @functools.cached_property
+    def scales_fit(self) -> bool:
+        """Whether 16-bit weights may be multiplied by their group scales; see `support.scale_range`."""
+        if self.types.group_size == -1:
+            return True
+        scale = _tensors.decode(self.scale, self.types.element_scale)  # (atom rows, groups, 16)
+        least, greatest = support.scale_range(self.types)
+        magnitude = abs(scale)
+        inside = (magnitude == 0) | ((magnitude >= least) & (magnitude < greatest))
+        if rest := self.n % ATOM_N:  # rows beyond n hold whatever they hold
+            beyond = [position for position, row in enumerate(SCALE_ROW_ORDER) if row >= rest]
+            inside[-1, :, beyond] = True
+        return bool(inside.all())
 
     def _check(self, parameter: str, element: str, shape: tuple[int, ...]) -> None:
         tensor = getattr(self, parameter)

@@ -18,7 +18,7 @@ from humming_cutlass import _tensors, planner, support
 from humming_cutlass._tensors import Array
 from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
-from humming_cutlass.layout import SCALE_ROW_ORDER, PackedWeight
+from humming_cutlass.layout import PackedWeight
 
 __all__ = ["gemm", "gemm_host", "planner_device", "prepare"]
 
@@ -338,30 +338,10 @@ def _choose(weight: PackedWeight, m: int, device: Any, *, aligned: bool) -> tupl
     key = ("choice", m, aligned)
     choice = weight.plans.get(key)
     if choice is None:
-        only = None if aligned and _scales_fit(weight) else support.SM80
+        only = None if aligned and weight.scales_fit else support.SM80
         found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index), mainloop=only)
         choice = weight.plans[key] = (found.config, found.split_k)
     return choice
-
-
-def _scales_fit(weight: PackedWeight) -> bool:
-    """Whether group scales may be folded into 16-bit weights; read from the scales once per weight."""
-    if weight.types.group_size == -1:
-        return True
-    fit = weight.plans.get("scales_fit")
-    if fit is None:
-        import torch
-
-        if torch.cuda.is_current_stream_capturing():
-            return False  # the scales cannot be read now
-        magnitude = _tensors.decode(weight.scale, weight.types.element_scale).abs()
-        least, greatest = support.scale_range(weight.types)
-        inside = (magnitude == 0) | ((magnitude >= least) & (magnitude < greatest))  # (atom rows, groups, 16)
-        if rest := weight.n % ATOM_N:  # rows beyond n hold whatever they hold
-            inside[-1] |= torch.tensor(SCALE_ROW_ORDER, device=inside.device) >= rest
-        fit = bool(inside.all())
-        weight.plans["scales_fit"] = fit
-    return bool(fit)
 
 
 @functools.cache
