@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from humming_cutlass import support
 from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
-from humming_cutlass.errors import UnsupportedError
+from humming_cutlass.errors import UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "choose", "microseconds", "schedules"]
 
@@ -131,7 +131,8 @@ def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None)
     if mainloop != support.SM80 and (sm90 := _sm90_schedules(types, device.arch)):
         return sm90
     if mainloop == support.SM90:
-        raise UnsupportedError(f"mainloop: {mainloop} does not compute {types} on {device.arch}")
+        allowed = f"a mainloop that computes {types} on {device.arch}"
+        raise UnsupportedError(explain("mainloop", repr(mainloop), allowed, repr(support.SM80)))
     return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
 
 
