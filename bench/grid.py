@@ -124,7 +124,7 @@ def main() -> int:
         "cuda": torch.version.cuda,
         "humming_cutlass": humming_cutlass.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(sys.argv),
+        "command": "python bench/grid.py " + " ".join(sys.argv[1:]),
     }
     failed = 0
     with args.out.open("w") as stream:
