@@ -62,12 +62,12 @@ def _every_code_everywhere(element_b: str) -> npt.NDArray[np.uint8]:
     return finite[(start + np.arange(finite.size)[:, None, None]) % finite.size]
 
 
-def _convert(codes: npt.NDArray[np.uint8], element_b: str, element_a: str) -> npt.NDArray[np.float64]:
+def _convert(codes: npt.NDArray[np.uint8], element_b: str, element_a: str, **folded: float) -> npt.NDArray[np.float64]:
     """Codes (atoms, 16, 64) packed and converted as in a kernel; float64, the exponent taken out."""
     packed = _C.pack_codes(codes.reshape(-1, 64), element_b)
     words = 32 * dtypes.parse(element_b).bits
     assert packed.shape == (len(codes), 1, words)
-    operands, exponent = _C.convert_atoms(packed.reshape(-1, words), element_b, element_a)
+    operands, exponent = _C.convert_atoms(packed.reshape(-1, words), element_b, element_a, **folded)
     assert operands.shape == codes.shape
     assert operands.dtype == np.uint16
     return np.ldexp(operands.view(OPERANDS[element_a]).astype(np.float64), -exponent)
@@ -97,6 +97,38 @@ def test_every_code_at_every_place_is_exact(element_b: str, element_a: str) -> N
     got = _convert(codes, element_b, element_a)
     wrong = np.argwhere((got != expected) | (np.signbit(got) != np.signbit(expected)))
     assert wrong.size == 0, f"{len(wrong)} wrong, first at {wrong[0]}: {got[tuple(wrong[0])]}"
+
+
+def _folded_scales(element_b: str, element_a: str) -> list[float]:
+    """Scales exact in the operand type, from one end of the admitted range to the other."""
+    types = TypeConfig(
+        element_a=element_a, element_b=element_b, element_d=element_a, element_scale=element_a, group_size=32
+    )
+    least, greatest = support.scale_range(types)
+    wanted = [least, least * 1.37, 2.0**-9 * 1.71, 0.0371, 0.25, -1.0, greatest / 2 * 1.99]
+    rounded = np.array(wanted).astype(OPERANDS[element_a]).astype(np.float64)
+    return [float(x) for x in rounded if least <= abs(x) < greatest]
+
+
+@pytest.mark.parametrize(("element_b", "element_a"), PAIRS)
+def test_folded_scales_round_once(element_b: str, element_a: str) -> None:
+    """(value - zero) * scale, fused into the conversion or multiplied after it, is the exact product rounded once."""
+    codes = _every_code_everywhere(element_b)[:2]
+    values = _expected_values(element_b, element_a)[codes]
+    unsigned = dtypes.parse(element_b).kind is dtypes.Kind.UINT
+    top = 1 << dtypes.parse(element_b).bits
+    scales = _folded_scales(element_b, element_a)
+    # Floats with float16's own five exponent bits leave no room for a scale: the SM80 mainloop computes them.
+    assert len(scales) >= 3 or (element_a == "float16" and dtypes.parse(element_b).exponent_bits == 5)
+    for scale in scales:
+        for zero in (None, 0, 1, top // 2, top - 1, top) if unsigned else (None,):
+            folded = {"scale": scale} if zero is None else {"scale": scale, "zero": float(zero)}
+            got = _convert(codes, element_b, element_a, **folded)
+            exact = (values - (zero or 0)) * scale
+            ok = np.isfinite(exact)
+            unit = 2.0 ** -(11 if element_a == "float16" else 8)
+            assert (np.abs(got - exact)[ok] <= unit * np.abs(exact)[ok]).all(), (scale, zero)
+            assert (got[ok & (exact == 0)] == 0).all()
 
 
 @pytest.mark.parametrize(("element_b", "element_a"), [(b, a) for b, a in PAIRS if b in ORACLES])

@@ -92,8 +92,15 @@ Output<uint8_t> unpack_codes(Input<uint32_t, 3> data, std::string const& dtype, 
   return codes;
 }
 
+/// A scale and an optional integer zero point to fold into the conversion.
+struct Folded {
+  float scale;
+  std::optional<float> zero;
+};
+
 template <class Operand>
-std::pair<Output<uint16_t>, int> convert_atoms_to(Input<uint32_t, 2> const& data, std::string const& dtype) {
+std::pair<Output<uint16_t>, int> convert_atoms_to(Input<uint32_t, 2> const& data, std::string const& dtype,
+                                                  std::optional<Folded> const& folded) {
   size_t const atoms = data.shape(0);
   Output<uint16_t> operands = make_array<uint16_t>({atoms, 16, 64});
   int exponent = 0;
@@ -102,23 +109,40 @@ std::pair<Output<uint16_t>, int> convert_atoms_to(Input<uint32_t, 2> const& data
     if (data.shape(1) != size_t(32 * Element::Bits)) {
       refuse("data", std::to_string(data.shape(1)) + " words an atom", std::to_string(32 * Element::Bits));
     }
-    if constexpr (reference::converts<Element, Operand>) {
+    if constexpr (!reference::converts<Element, Operand>) {
+      refuse("dtype", dtype, "a type whose values the operand type can represent");
+    } else if (!folded) {
       reference::convert_atoms<Element, Operand>(data.data(), int64_t(atoms), operands.data());
       exponent = Dequantizer<Element, Operand>::Exponent;
+    } else if (!folded->zero) {
+      reference::convert_scaled_atoms<Element, Operand, false>(data.data(), int64_t(atoms), folded->scale, 0.f,
+                                                               operands.data());
+      exponent = GroupScaledDequantizer<Element, Operand, false>::Exponent;
+    } else if constexpr (Dequantizer<Element, Operand>::TakesZero) {
+      reference::convert_scaled_atoms<Element, Operand, true>(data.data(), int64_t(atoms), folded->scale, *folded->zero,
+                                                              operands.data());
+      exponent = GroupScaledDequantizer<Element, Operand, true>::Exponent;
     } else {
-      refuse("dtype", dtype, "a type whose values the operand type can represent");
+      refuse("zero", "a zero point", "None with weights of type " + dtype);
     }
   });
   return {std::move(operands), exponent};
 }
 
 std::pair<Output<uint16_t>, int> convert_atoms(Input<uint32_t, 2> data, std::string const& dtype,
-                                               std::string const& element_a) {
+                                               std::string const& element_a, std::optional<float> scale,
+                                               std::optional<float> zero) {
+  std::optional<Folded> folded;
+  if (scale) {
+    folded = Folded{*scale, zero};
+  } else if (zero) {
+    refuse("zero", "a zero point without a scale", "None without scale");
+  }
   if (element_a == "float16") {
-    return convert_atoms_to<Half>(data, dtype);
+    return convert_atoms_to<Half>(data, dtype, folded);
   }
   if (element_a == "bfloat16") {
-    return convert_atoms_to<BFloat16>(data, dtype);
+    return convert_atoms_to<BFloat16>(data, dtype, folded);
   }
   refuse("element_a", "'" + element_a + "'", "'float16' or 'bfloat16'");
 }
@@ -162,9 +186,11 @@ void bind_host(nb::module_& module) {
   module.def("unpack_codes", &unpack_codes, "data"_a.noconvert(), "dtype"_a, "n"_a, "k"_a, "operand_bits"_a = 16,
              "threads"_a = 0, "Inverse of pack_codes: uint8 (n, k).");
   module.def(
-      "convert_atoms", &convert_atoms, "data"_a.noconvert(), "dtype"_a, "element_a"_a,
-      "Runs the device dequantizer on packed atoms, uint32 (atoms, 32 * bits). Returns operand bit patterns, uint16 "
-      "(atoms, 16, 64), and the exponent e: value = operand * 2^-e.");
+      "convert_atoms", &convert_atoms, "data"_a.noconvert(), "dtype"_a, "element_a"_a, "scale"_a = nb::none(),
+      "zero"_a = nb::none(),
+      "Runs the device dequantizer on packed atoms, uint32 (atoms, 32 * bits). Returns operand bit patterns, "
+      "uint16 (atoms, 16, 64), and the exponent e: value = operand * 2^-e. With `scale`, and `zero` for unsigned "
+      "weights, they are folded in as the SM90 mainloop does: (value - zero) * scale = operand * 2^-e, rounded.");
   module.def("dequantize", &dequantize, "data"_a.noconvert(), "scale"_a.noconvert(), "zero"_a.noconvert().none(),
              "group_size"_a, "dtype"_a, "n"_a, "k"_a, "out"_a.noconvert(), "threads"_a = 0,
              "Writes (value - zero) * scale in float32 to out, float32 (n, k).");

@@ -51,10 +51,17 @@ def unpack_codes(
 ) -> npt.NDArray[np.uint8]:
     """Inverse of `pack_codes`: uint8 (n, k)."""
 
-def convert_atoms(data: _HostArray, dtype: str, element_a: str) -> tuple[npt.NDArray[np.uint16], int]:
+def convert_atoms(
+    data: _HostArray, dtype: str, element_a: str, scale: float | None = None, zero: float | None = None
+) -> tuple[npt.NDArray[np.uint16], int]:
     """Runs the device dequantizer on packed atoms, uint32 (atoms, 32 * bits).
 
-    Returns operand bit patterns, uint16 (atoms, 16, 64), and the exponent e: value = operand * 2^-e.
+    Returns operand bit patterns, uint16 (atoms, 16, 64), and the exponent e: value = operand * 2^-e. With `scale`, and
+    `zero` for unsigned weights, they are folded in as the SM90 mainloop does: (value - zero) * scale = operand * 2^-e,
+    rounded to the operand type.
+
+    Raises:
+        ValueError: a dtype, element_a, zero or shape that does not fit.
     """
 
 def dequantize(

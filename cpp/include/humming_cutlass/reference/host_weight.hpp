@@ -15,6 +15,7 @@
 
 #include "humming_cutlass/dequant/code_book.hpp"
 #include "humming_cutlass/dequant/floating.hpp"
+#include "humming_cutlass/dequant/group_scaled.hpp"
 #include "humming_cutlass/dequant/integer.hpp"
 
 namespace humming_cutlass::reference {
@@ -181,15 +182,24 @@ void unpack_codes(uint32_t const* packed, int64_t n, int64_t k, uint8_t* codes, 
   });
 }
 
-namespace detail {
-
-template <class Element, class Operand, int... F>
-void convert_lane(uint32_t const (&words)[Element::Bits], uint32_t minus_zero, uint32_t (&registers)[sizeof...(F)],
-                  std::integer_sequence<int, F...>) {
-  ((registers[F] = Dequantizer<Element, Operand>::template convert<F>(words, minus_zero)), ...);
+/// Calls `store(row, column, bits)` for every operand that a conversion makes of a packed atom;
+/// `convert(std::integral_constant<int, F>, words)` returns register F of a lane.
+template <class Atom, class Convert, class Store>
+void convert_atom(uint32_t const* atom, Convert&& convert, Store&& store) {
+  for (int lane = 0; lane < Atom::Lanes; ++lane) {
+    uint32_t words[Atom::WordsPerLane];
+    for (int w = 0; w < Atom::WordsPerLane; ++w) {
+      words[w] = atom[Atom::word_index(lane, w)];
+    }
+    static_for<Atom::Fields>([&](auto f) {
+      uint32_t const pair = convert(f, words);
+      for (int slot = 0; slot < Atom::Slots; ++slot) {
+        AtomCoordinate const at = Atom::coordinate(lane, f, slot);
+        store(at.row, at.column, uint16_t(pair >> (16 * slot)));
+      }
+    });
+  }
 }
-
-}  // namespace detail
 
 /// Runs the device dequantizer on packed atoms: operand bits [atoms][16][64], value = operand * 2^-Exponent.
 template <class Element, class Operand>
@@ -198,21 +208,24 @@ void convert_atoms(uint32_t const* packed, int64_t atoms, uint16_t* operands) {
   using Atom = typename Dequant::Atom;
   uint32_t const minus_zero = broadcast_pair<Operand>(-std::ldexp(float(Dequant::Center), Dequant::Exponent));
   for (int64_t a = 0; a < atoms; ++a) {
-    for (int lane = 0; lane < Atom::Lanes; ++lane) {
-      uint32_t words[Atom::WordsPerLane];
-      for (int w = 0; w < Atom::WordsPerLane; ++w) {
-        words[w] = packed[a * Atom::Words + Atom::word_index(lane, w)];
-      }
-      uint32_t registers[Atom::Fields];
-      detail::convert_lane<Element, Operand>(words, minus_zero, registers,
-                                             std::make_integer_sequence<int, Atom::Fields>{});
-      for (int f = 0; f < Atom::Fields; ++f) {
-        for (int slot = 0; slot < Atom::Slots; ++slot) {
-          AtomCoordinate const at = Atom::coordinate(lane, f, slot);
-          operands[(a * Atom::Rows + at.row) * Atom::Columns + at.column] = uint16_t(registers[f] >> (16 * slot));
-        }
-      }
-    }
+    convert_atom<Atom>(
+        packed + a * Atom::Words,
+        [&](auto f, auto const& words) { return Dequant::template convert<f>(words, minus_zero); },
+        [&](int row, int column, uint16_t bits) { operands[(a * Atom::Rows + row) * Atom::Columns + column] = bits; });
+  }
+}
+
+/// The same with a scale and a zero point folded in (dequant/group_scaled.hpp): value = (code - zero) * scale.
+template <class Element, class Operand, bool HasIntegerZero>
+void convert_scaled_atoms(uint32_t const* packed, int64_t atoms, float scale, float zero, uint16_t* operands) {
+  using Dequant = GroupScaledDequantizer<Element, Operand, HasIntegerZero>;
+  using Atom = typename Dequant::Atom;
+  auto const registers = Dequant::prepare(scale, zero);
+  for (int64_t a = 0; a < atoms; ++a) {
+    convert_atom<Atom>(
+        packed + a * Atom::Words,
+        [&](auto f, auto const& words) { return Dequant::template convert<f>(words, registers); },
+        [&](int row, int column, uint16_t bits) { operands[(a * Atom::Rows + row) * Atom::Columns + column] = bits; });
   }
 }
 
