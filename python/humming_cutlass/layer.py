@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from humming_cutlass import layout, ops, planner, quantize
+from humming_cutlass import layout, ops, quantize
 from humming_cutlass.config import TypeConfig, WeightConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
 
@@ -172,8 +172,7 @@ class HummingLayer(torch.nn.Module):
         loaded = {name: self._buffers[f"_loaded_{name}"] for name in _LOADED}
         packed = layout.pack(loaded.pop("codes"), loaded.pop("scale"), types=self.types, **loaded)
         if self.device.type == "cuda":
-            index = torch.cuda.current_device() if self.device.index is None else self.device.index
-            ops.prepare(planner.schedules(self.types, ops.planner_device(index)), progress=progress)
+            ops.prepare(ops.kernels(packed), progress=progress)
         self._adopt(packed)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

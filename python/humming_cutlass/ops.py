@@ -20,7 +20,7 @@ from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 from humming_cutlass.layout import PackedWeight
 
-__all__ = ["gemm", "gemm_host", "planner_device", "prepare"]
+__all__ = ["choose", "gemm", "gemm_host", "kernels", "planner_device", "prepare"]
 
 _BLOCK_ELEMENTS = 1 << 22
 """Float32 weights that exist at one time on the CPU path, 16 MB a calling thread."""
@@ -293,8 +293,8 @@ def _gemm_cuda(
         planned = config is None and split_k is None
         rows = _rows(a.detach(), weight.k)
         if config is None:
-            config, best = _choose(weight, m, a.device, aligned=_is_aligned(rows))
-            split_k = best if split_k is None else split_k
+            choice = choose(weight, m, aligned=_is_aligned(rows))
+            config, split_k = choice.config, choice.split_k if split_k is None else split_k
         split_k = 1 if split_k is None else split_k
         plan = _plan(weight, config)
         with torch.cuda.device(a.device):
@@ -333,15 +333,33 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
     return rows if rows.stride(1) == 1 and (rows.stride(0) >= n or rows.shape[0] <= 1) else None
 
 
-def _choose(weight: PackedWeight, m: int, device: Any, *, aligned: bool) -> tuple[GemmConfig, int]:
-    """Returns the planner's kernel and split; the SM80 mainloop where the SM90 one cannot take the tensors."""
+def _mainloop(weight: PackedWeight, *, aligned: bool) -> str | None:
+    """Returns the only mainloop that can take the tensors, or None where the planner is free."""
+    return None if aligned and weight.scales_fit else support.SM80
+
+
+def choose(weight: PackedWeight, m: int, *, aligned: bool = True) -> planner.Choice:
+    """Returns the kernel and split that `gemm` uses for m tokens with a weight on a CUDA device.
+
+    Args:
+        weight: a packed weight on a CUDA device.
+        m: rows of the activations.
+        aligned: whether their rows start at 16-byte boundaries.
+    """
     key = ("choice", m, aligned)
-    choice = weight.plans.get(key)
+    choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
-        only = None if aligned and weight.scales_fit else support.SM80
-        found = planner.choose(weight.types, m, weight.n, weight.k, planner_device(device.index), mainloop=only)
-        choice = weight.plans[key] = (found.config, found.split_k)
+        device = planner_device(weight.data.device.index)
+        mainloop = _mainloop(weight, aligned=aligned)
+        choice = planner.choose(weight.types, m, weight.n, weight.k, device, mainloop=mainloop)
+        weight.plans[key] = choice
     return choice
+
+
+def kernels(weight: PackedWeight) -> list[GemmConfig]:
+    """Returns every kernel that `choose` can return for a weight on a CUDA device and aligned activations."""
+    device = planner_device(weight.data.device.index)
+    return planner.schedules(weight.types, device, mainloop=_mainloop(weight, aligned=True))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from humming_cutlass import _tensors, ops, planner
+from humming_cutlass import _tensors, ops
 from humming_cutlass.benchmark.problem import RandomWeight
 from humming_cutlass.errors import HummingError
 
@@ -94,7 +94,7 @@ class HummingCutlass(Contender):
         first = self.copies[0]
         if first.data.device.type != "cuda":
             return "host"
-        choice = planner.choose(first.types, m, first.n, first.k, ops.planner_device(first.data.device.index))
+        choice = ops.choose(first, m)
         return f"{choice.config.name} split_k={choice.split_k}"
 
 
