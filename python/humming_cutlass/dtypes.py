@@ -69,6 +69,8 @@ class DataType:
         mantissa_bits: Y of `eXmY`; 0 for integers and code books.
         specials: which codes are not finite: `none`, `nan` (all-ones magnitude only), or `ieee`.
         signed: whether a float has a sign bit (only `float8_e8m0` has none).
+        code_book: the value of each code of a code book, else empty.
+        tag: the C++ tag where it does not follow from the kind and widths.
     """
 
     name: str
@@ -78,6 +80,8 @@ class DataType:
     mantissa_bits: int = 0
     specials: str = "none"
     signed: bool = True
+    code_book: tuple[float, ...] = ()
+    tag: str = ""
 
     @property
     def bias(self) -> int:
@@ -94,10 +98,9 @@ class DataType:
             "float16": "Half",
             "bfloat16": "BFloat16",
             "float32": "float",
-            "nf4": "NF4",
         }
-        if self.name in named:
-            return named[self.name]
+        if self.tag or self.name in named:
+            return self.tag or named[self.name]
         if self.kind is Kind.FLOAT:
             return f"Float<{self.exponent_bits}, {self.mantissa_bits}>"
         return f"{'Int' if self.kind is Kind.INT else 'UInt'}<{self.bits}>"
@@ -111,7 +114,7 @@ class DataType:
             half = 1 << (self.bits - 1)
             return ((codes ^ half) - half).astype(np.float64)
         if self.kind is Kind.CODE_BOOK:
-            return np.array(NF4_CODE_BOOK, dtype=np.float64)
+            return np.array(self.code_book, dtype=np.float64)
         if self.name == "float8_e8m0":
             scales = np.ldexp(1.0, codes - 127)
             scales[255] = np.nan
@@ -161,7 +164,7 @@ WEIGHT_TYPES: dict[str, DataType] = {
         *(DataType(f"int{b}", Kind.INT, b) for b in range(1, 9)),
         *(DataType(f"uint{b}", Kind.UINT, b) for b in range(1, 9)),
         *(_float(x, b - 1 - x) for b in range(2, 9) for x in range(1, b)),
-        DataType("nf4", Kind.CODE_BOOK, 4),
+        DataType("nf4", Kind.CODE_BOOK, 4, code_book=NF4_CODE_BOOK, tag="NF4"),
     )
 }
 """Every type a weight can have, by name."""

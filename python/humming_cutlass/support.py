@@ -6,7 +6,9 @@ the failed rule and the nearest supported choice. The docs' support matrix is ge
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import re
 
 import numpy as np
@@ -17,11 +19,13 @@ from humming_cutlass.errors import explain
 
 __all__ = [
     "ACTIVATION_TYPES",
+    "ARCHS",
     "MAINLOOPS",
     "OUTPUT_TYPES",
     "SCALE_TYPES",
     "ZERO_TYPES",
     "check",
+    "check_arch",
     "check_types",
     "compute_capability",
     "represents",
@@ -38,14 +42,35 @@ SM90 = "sm90_tma_gmma_rs_warpspecialized"
 MAINLOOPS = (SM80, SM90)
 """Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU."""
 
+ARCHS = tuple(f"sm_{x}" for x in "75 80 86 87 88 89 90a 100a 100f 103a 110a 120a 120f 121a".split())
+"""Targets of nvcc that are the GPUs of today, by compute capability; `check_types` says which have a mainloop."""
+
 SMEM_LIMIT = {SM80: 99 * 1024, SM90: 227 * 1024}
 """Shared memory a CTA may have: for SM80 what SM86, SM89 and SM120 have, the smallest."""
 
 
 def compute_capability(arch: str) -> int:
     """Returns 80 for `sm_80`, 90 for `sm_90a`, 120 for `sm_120a`; 0 if `arch` is none."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    found = re.fullmatch(r"sm_([1-9][0-9]{1,5})[af]?", arch)
     return int(found[1]) if found else 0
+
+
+def check_arch(arch: str, parameter: str = "arch") -> str | None:
+    """Returns why `arch` is no GPU that kernels can be compiled for beforehand, or None.
+
+    A GPU that is present needs no such check: the compiler knows it or says so. A target named by hand is more often
+    misspelt than new. SM75 is known here and refused by `check_types`, which says why.
+
+    Args:
+        arch: target as nvcc spells it, e.g. `sm_90a`.
+        parameter: the name of `arch` for the user.
+    """
+    if arch in ARCHS:
+        return None
+    usable = [known for known in ARCHS if compute_capability(known) >= 80]
+    found = re.search(r"\d{1,6}", arch)
+    nearest = min(usable, key=lambda known: abs(compute_capability(known) - int(found[0]))) if found else None
+    return explain(parameter, arch, ", ".join(usable), nearest)
 
 
 @functools.cache
@@ -133,7 +158,7 @@ def scale_range(types: TypeConfig) -> tuple[float, float]:
         if weight.exponent_bits == 5 and weight.specials == "none":
             base_exponent = -1
     else:
-        value_exponent = 0 if weight.kind is dtypes.Kind.CODE_BOOK else weight.bits
+        value_exponent = math.ceil(math.log2(weight.max)) if weight.kind is dtypes.Kind.CODE_BOOK else weight.bits
     exponent = min(15 - exponent_max - value_exponent, 15 - exponent_max + base_exponent)
     return max(2.0 ** (-14 - exponent) / least, 2.0**-14 / 2.0 ** (exponent - base_exponent)), 2.0**exponent_max
 
@@ -181,9 +206,26 @@ def check(config: GemmConfig) -> str | None:
         return explain("mainloop", schedule.mainloop, ", ".join(MAINLOOPS), SM80)
     reason = _check_sm80(config) if schedule.mainloop == SM80 else _check_sm90(config)
     if reason is None and (size := smem_bytes(config)) > (limit := SMEM_LIMIT[schedule.mainloop]):
+        fitting = _fitting_stages(config)
+        if fitting < 2:
+            allowed = f"tiles of which 2 stages fit {limit} bytes of shared memory"
+            return explain("tile_shape", schedule.tile_shape, allowed)
         allowed = f"stages that fit {limit} bytes of shared memory; these need {size}"
-        return explain("stage_count", schedule.stage_count, allowed, schedule.stage_count * limit // size)
+        return explain("stage_count", schedule.stage_count, allowed, fitting)
     return reason
+
+
+def _fitting_stages(config: GemmConfig) -> int:
+    """Returns the most stages, of at least 2, of which the shared memory holds this tile; 1 where it does not."""
+
+    def fits(stage_count: int) -> bool:
+        schedule = dataclasses.replace(config.schedule, stage_count=stage_count)
+        return smem_bytes(dataclasses.replace(config, schedule=schedule)) <= SMEM_LIMIT[schedule.mainloop]
+
+    stage_count = 1
+    while fits(stage_count + 1):
+        stage_count += 1
+    return stage_count
 
 
 def _check_sm80(config: GemmConfig) -> str | None:
@@ -191,6 +233,8 @@ def _check_sm80(config: GemmConfig) -> str | None:
     (tile_m, tile_n, tile_k), (warp_m, warp_n) = schedule.tile_shape, schedule.warp_shape
     if tile_k % 64 or tile_k <= 0:
         return explain("tile_shape", schedule.tile_shape, "k a positive multiple of 64")
+    if tile_m <= 0 or tile_n <= 0:
+        return explain("tile_shape", schedule.tile_shape, "m a positive multiple of 8, n a positive multiple of 16")
     if warp_m <= 0 or warp_n <= 0 or warp_m % 8 or warp_n % 16:
         return explain("warp_shape", schedule.warp_shape, "m a multiple of 8, n a multiple of 16", (8, 16))
     if tile_m % warp_m or tile_n % warp_n:

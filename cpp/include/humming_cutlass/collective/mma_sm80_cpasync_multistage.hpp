@@ -168,11 +168,11 @@ struct MmaSm80CpAsyncMultistage {
 
   /// A: rows of 64 columns = 128 bytes, 16-byte chunks permuted by the row (CuTe's Swizzle<3, 4, 3>).
   __device__ void load_a(uint8_t* base, int32_t k_tile) const {
-    constexpr int row_chunks = TileShape::K / 8;
+    constexpr int RowChunks = TileShape::K / 8;
     auto const* const a = static_cast<uint16_t const*>(args.ptr_a);
-    copy_chunks<TileShape::M * row_chunks>([&](int c) {
-      int const row = c / row_chunks;
-      int const chunk = c % row_chunks;
+    copy_chunks<TileShape::M * RowChunks>([&](int c) {
+      int const row = c / RowChunks;
+      int const chunk = c % RowChunks;
       int64_t const token = tile_m + row;
       int32_t const column = k_tile * TileShape::K + chunk * 8;
       uint8_t* const target = base + chunk / 8 * (TileShape::M * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
@@ -194,14 +194,14 @@ struct MmaSm80CpAsyncMultistage {
 
   /// B: for each atom row, the tile's atoms are one contiguous run.
   __device__ void load_b(uint8_t* base, int32_t k_tile) const {
-    constexpr int atom_chunks = Atom::Words / 4;
-    constexpr int row_chunks = AtomColumns * atom_chunks;
+    constexpr int AtomChunks = Atom::Words / 4;
+    constexpr int RowChunks = AtomColumns * AtomChunks;
     auto const* const b = static_cast<uint8_t const*>(args.ptr_b);
-    copy_chunks<AtomRows * row_chunks>([&](int c) {
-      int const row = c / row_chunks;
-      int const chunk = c % row_chunks;
+    copy_chunks<AtomRows * RowChunks>([&](int c) {
+      int const row = c / RowChunks;
+      int const chunk = c % RowChunks;
       int32_t const atom_n = tile_n + row;
-      int32_t const atom_k = k_tile * AtomColumns + chunk / atom_chunks;
+      int32_t const atom_k = k_tile * AtomColumns + chunk / AtomChunks;
       bool const valid = atom_n < atoms_n && atom_k < atoms_k;
       int64_t const offset =
           (int64_t(atom_n) * atoms_k + int64_t(k_tile) * AtomColumns) * (Atom::Words * 4) + chunk * 16;
@@ -212,16 +212,16 @@ struct MmaSm80CpAsyncMultistage {
   /// Scales or zero points: for each atom row, 16 of them for every group that the tile touches.
   template <class Storage>
   __device__ void load_groups(void const* pointer, uint8_t* base, int32_t k_tile) const {
-    constexpr int group_chunks = int(sizeof(Storage));
-    constexpr int row_chunks = StageGroups * group_chunks;
+    constexpr int GroupChunks = int(sizeof(Storage));
+    constexpr int RowChunks = StageGroups * GroupChunks;
     auto const* const source = static_cast<uint8_t const*>(pointer);
     int32_t const first = Groups::first(k_tile);
-    copy_chunks<AtomRows * row_chunks>([&](int c) {
-      int const row = c / row_chunks;
-      int const chunk = c % row_chunks;
+    copy_chunks<AtomRows * RowChunks>([&](int c) {
+      int const row = c / RowChunks;
+      int const chunk = c % RowChunks;
       int32_t const atom_n = tile_n + row;
-      bool const valid = atom_n < atoms_n && first + chunk / group_chunks < args.groups;
-      int64_t const offset = ((int64_t(atom_n) * args.groups + first) * group_chunks + chunk) * 16;
+      bool const valid = atom_n < atoms_n && first + chunk / GroupChunks < args.groups;
+      int64_t const offset = ((int64_t(atom_n) * args.groups + first) * GroupChunks + chunk) * 16;
       copy_16_bytes(source + offset, base + c * 16, valid, source);
     });
   }
@@ -286,13 +286,13 @@ struct MmaSm80CpAsyncMultistage {
   __device__ void mma(int stage, int32_t k_tile, Accumulator& sums, Accumulator& accumulators) {
     uint8_t* const base = smem + stage * StageBytes;
     static_for<AtomColumns>([&](auto column) {
-      uint32_t words[WarpRows][Atom::WordsPerLane];  // (lane's words, atom rows)
+      uint32_t words[WarpRows][Atom::WordsPerLane];  // (atom rows, lane's words)
 #pragma unroll
       for (int r = 0; r < WarpRows; ++r) {
         load_words(base, r, column, words[r]);
       }
       static_for<2>([&](auto half) {
-        uint32_t tCrA[TokenTiles][4];  // (k16 x 2 registers, k32, token tiles)
+        uint32_t tCrA[TokenTiles][4];  // (token tiles, registers of two k16 steps)
 #pragma unroll
         for (int j = 0; j < TokenTiles; ++j) {
           int const row = warp_m + j * 8 + lane % 8;

@@ -69,7 +69,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int SmemBytes = StageCount * StageBytes;
 
   static_assert(TileShape::N % 64 == 0 && Warpgroups <= 4, "MmaSm90: TileShape::N must be 64, 128, 192 or 256");
-  static_assert(TileShape::K % 64 == 0 && Batches % 2 == 0, "MmaSm90: TileShape::K must be a multiple of 64");
+  static_assert(TileShape::K % 64 == 0 && Batches % 2 == 0,
+                "MmaSm90: TileShape::K must be 64, 128 or 256, an even number of batches");
 
   using Accumulator = float[Fragments][4];
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -103,9 +104,9 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
   /// The producer thread: fills stages until the work is done. What lies beyond an edge arrives as zeros.
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
-    constexpr auto keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     // A weight that one token tile covers is read once.
-    constexpr auto pass =
+    constexpr auto Pass =
         uint64_t(TileShape::M <= 64 ? cute::TMA::CacheHintSm90::EVICT_FIRST : cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Scheduler const scheduler(args);
     PipelineState write;
@@ -118,21 +119,21 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         uint64_t* const full = &shared.full[write.stage];
         FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
         static_for<AtomColumns / BoxColumns>([&](auto c) {
-          cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, pass, stage + BytesA + c * BytesBoxB,
+          cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, Pass, stage + BytesA + c * BytesBoxB,
                                        (k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8),
                                        work.tile_n * AtomRows);
         });
         if constexpr (Grouped) {
           int32_t const group = Groups::first(k_tile);
-          cute::SM90_TMA_LOAD_2D::copy(&maps.scale, full, pass, stage + OffsetScale, group * (BytesGroupScale / 8),
+          cute::SM90_TMA_LOAD_2D::copy(&maps.scale, full, Pass, stage + OffsetScale, group * (BytesGroupScale / 8),
                                        work.tile_n * AtomRows);
           if constexpr (HasIntegerZero) {
-            cute::SM90_TMA_LOAD_2D::copy(&maps.zero, full, pass, stage + OffsetZero, group * (BytesGroupZero / 8),
+            cute::SM90_TMA_LOAD_2D::copy(&maps.zero, full, Pass, stage + OffsetZero, group * (BytesGroupZero / 8),
                                          work.tile_n * AtomRows);
           }
         }
         static_for<AtomColumns>([&](auto c) {
-          cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, keep, stage + c * BytesBlockA, k_tile * TileShape::K + c * 64,
+          cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, stage + c * BytesBlockA, k_tile * TileShape::K + c * 64,
                                        work.tile_m * TileShape::M);
         });
         write.advance();

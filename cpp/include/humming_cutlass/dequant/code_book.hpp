@@ -1,7 +1,7 @@
 /// Code books of 16 entries: two byte-permute look-ups per byte of the operand and a select.
 ///
-/// An entry is rounded once to the operand type, here, at compile time; nothing else is lost. To add a code book, write
-/// its tag in numeric/types.hpp, its entries as below, and its row in dtypes.py.
+/// An entry is rounded once to the operand type, here, at compile time; nothing else is lost. To add a code book, follow
+/// docs/extending.md: its tag, its entries and its dequantizer as below, its name on the host, its row in dtypes.py.
 #pragma once
 
 #include "humming_cutlass/dequant/dequantizer.hpp"
@@ -57,6 +57,24 @@ struct CodeBook<NF4> {
       1.0,
   };
 };
+
+/// ceil(log2(largest magnitude)) of a code book.
+template <class Element>
+constexpr int code_book_exponent() {
+  double largest = 0;
+  for (double entry : CodeBook<Element>::Entry) {
+    double const magnitude = entry < 0 ? -entry : entry;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  int exponent = 0;
+  for (; largest > 1; largest /= 2) {
+    ++exponent;
+  }
+  for (; largest <= 0.5; largest *= 2) {
+    --exponent;
+  }
+  return exponent;
+}
 
 template <class Element, class Operand>
 struct CodeBookDequantizer {

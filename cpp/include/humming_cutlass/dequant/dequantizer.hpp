@@ -13,7 +13,8 @@
 ///   - `Multipliers`, `multiplier(f)`, `multiplier_exponent(i)` and `raw<F>(words)`, where conversion is one packed fma:
 ///     value = raw<F> * 2^multiplier_exponent(multiplier(F)) - zero. `Multipliers` is 0 where it is not.
 ///
-/// A new weight type adds one specialization here and one row in dtypes.py; no kernel changes.
+/// A new weight type adds a tag, a specialization of this contract in its family's file, a name on the host and a row in
+/// dtypes.py (docs/extending.md); no kernel changes.
 #pragma once
 
 #include "humming_cutlass/layout/packed_atom.hpp"

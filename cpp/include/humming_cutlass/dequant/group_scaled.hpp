@@ -31,8 +31,10 @@ struct GroupScaledDequantizer {
   static constexpr int ValueExponent = [] {
     if constexpr (is_float<Element>) {
       return (1 << Element::ExponentBits) - Element::Bias;
+    } else if constexpr (is_code_book<Element>) {
+      return code_book_exponent<Element>();
     } else {
-      return is_code_book<Element> ? 0 : Bits;
+      return Bits;
     }
   }();
 

@@ -25,7 +25,7 @@ struct GemmArguments {
   int32_t n;
   int32_t k;
   int32_t groups;   ///< scale groups along k of the packed scales; 1 for channel scales
-  int32_t split_k;  ///< CTAs that share the k range of one output tile
+  int32_t split_k;  ///< CTAs that share the k range of one output tile; 1 .. ceil(k / tile_k), more is undefined
 };
 
 /// What a launcher must know of a compiled kernel. Each cubin exports one as `humming_cutlass_traits`.

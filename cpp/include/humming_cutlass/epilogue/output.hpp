@@ -54,13 +54,13 @@ __device__ RowFactors row_factors(GemmArguments const& args, int32_t first_row, 
 /// outside D is left out. 16 bytes at a time where D allows.
 template <class Storage, int Threads, int Rows, int Columns, int Pitch>
 __device__ void copy_out(GemmArguments const& args, Storage const* tile, int thread, int64_t m_begin, int32_t n_begin) {
-  constexpr int vector = 16 / int(sizeof(Storage));
-  constexpr int row_vectors = Columns / vector;
+  constexpr int Vector = 16 / int(sizeof(Storage));
+  constexpr int RowVectors = Columns / Vector;
   auto* const d = static_cast<Storage*>(args.ptr_d);
-  bool const aligned = reinterpret_cast<uintptr_t>(d) % 16 == 0 && args.stride_d % vector == 0;
-  for (int c = thread; c < Rows * row_vectors; c += Threads) {
-    int const row = c / row_vectors;
-    int const column = c % row_vectors * vector;
+  bool const aligned = reinterpret_cast<uintptr_t>(d) % 16 == 0 && args.stride_d % Vector == 0;
+  for (int c = thread; c < Rows * RowVectors; c += Threads) {
+    int const row = c / RowVectors;
+    int const column = c % RowVectors * Vector;
     int64_t const m = m_begin + row;
     int32_t const n = n_begin + column;
     if (m >= args.m || n >= args.n) {
@@ -68,10 +68,10 @@ __device__ void copy_out(GemmArguments const& args, Storage const* tile, int thr
     }
     Storage const* const source = tile + row * Pitch + column;
     Storage* const target = d + m * args.stride_d + n;
-    if (aligned && n + vector <= args.n) {
+    if (aligned && n + Vector <= args.n) {
       *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4 const*>(source);
     } else {
-      for (int e = 0; e < vector && n + e < args.n; ++e) {
+      for (int e = 0; e < Vector && n + e < args.n; ++e) {
         target[e] = source[e];
       }
     }

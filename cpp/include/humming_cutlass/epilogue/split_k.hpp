@@ -44,14 +44,14 @@ struct SplitK {
       args.ptr_counter[tile] = 0;
     }
     __threadfence();
-    constexpr int batch = Fragments < 4 ? Fragments : 4;  // loads in flight a thread, bounded by its registers
-    static_for<(Fragments + batch - 1) / batch>([&](auto first) {
+    constexpr int Batch = Fragments < 4 ? Fragments : 4;  // loads in flight a thread, bounded by its registers
+    static_for<(Fragments + Batch - 1) / Batch>([&](auto first) {
 #pragma unroll 1
       for (int32_t s = 0; s < args.split_k; ++s) {
-        float4 y[batch];
-        static_for<batch>([&](auto i) { y[i] = __ldcg(at(s, first * batch + i)); });
-        static_for<batch>([&](auto i) {
-          float (&x)[4] = accumulators[first * batch + i];
+        float4 y[Batch];
+        static_for<Batch>([&](auto i) { y[i] = __ldcg(at(s, first * Batch + i)); });
+        static_for<Batch>([&](auto i) {
+          float (&x)[4] = accumulators[first * Batch + i];
           x[0] = s == 0 ? y[i].x : x[0] + y[i].x;
           x[1] = s == 0 ? y[i].y : x[1] + y[i].y;
           x[2] = s == 0 ? y[i].z : x[2] + y[i].z;

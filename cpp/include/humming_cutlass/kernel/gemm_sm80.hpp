@@ -14,7 +14,6 @@ struct GemmSm80 {
   using Epilogue = epilogue::LinearSm80<Mainloop, typename Config::ElementD>;
   using Reduction = epilogue::SplitK<Mainloop::Fragments, Mainloop::Threads>;
   using TileShape = typename Config::TileShape;
-  using Arguments = GemmArguments;
 
   static constexpr int Threads = Mainloop::Threads;
   static constexpr int SmemBytes =
@@ -23,7 +22,7 @@ struct GemmSm80 {
                 "GemmSm80: more shared memory than SM86, SM89 and SM120 have; choose fewer stages");
 
   static constexpr KernelTraits traits() {
-    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 0, 0};
+    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 0, 0, 0, 0, 0, 0};
   }
 
   __device__ static void run(GemmArguments const& args, uint8_t* smem) {

@@ -142,8 +142,8 @@ HUMMING_CUTLASS_HOST_DEVICE uint32_t round_pair(float lo, float hi) {
 #endif
 }
 
-/// a * b + c on pairs, one rounding, subnormals kept. The host version is exact where a * b + c fits a binary64, which
-/// holds for every use in this library (operands within 2^53 of each other).
+/// a * b + c on pairs, one rounding, subnormals kept. The host version rounds to binary32 on the way, which changes nothing
+/// where a * b + c has at most 24 significant bits, as in every conversion: products of 8 and 11 bits, sums on one grid.
 template <class Element>
 HUMMING_CUTLASS_HOST_DEVICE uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDA_ARCH__)

@@ -32,7 +32,7 @@ struct PersistentScheduler {
   __device__ int32_t tiles() const { return tiles_m * tiles_n; }
   __device__ int32_t units() const { return tiles() * split_k; }
 
-  /// Unit `index` of `units()`. The splits of a tile are far apart, so that they run at the same time.
+  /// Unit `index` of `units()`. Neighbours are tiles, not splits of one tile: a wave shares rows of A and of B.
   __device__ WorkUnit unit(int32_t index) const {
     int32_t const tile = index % tiles();
     int32_t const split = index / tiles();

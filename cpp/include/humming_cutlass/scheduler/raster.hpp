@@ -14,10 +14,10 @@ struct TileCoordinate {
 
 /// Coordinate of tile `index` of a grid of tiles_m x tiles_n.
 HUMMING_CUTLASS_HOST_DEVICE TileCoordinate raster(int32_t index, int32_t tiles_m, int32_t tiles_n) {
-  constexpr int32_t group_m = 8;
-  int32_t const group = index / (group_m * tiles_n);
-  int32_t const first_m = group * group_m;
-  int32_t const height = tiles_m - first_m < group_m ? tiles_m - first_m : group_m;
+  constexpr int32_t GroupM = 8;
+  int32_t const group = index / (GroupM * tiles_n);
+  int32_t const first_m = group * GroupM;
+  int32_t const height = tiles_m - first_m < GroupM ? tiles_m - first_m : GroupM;
   int32_t const rest = index - first_m * tiles_n;
   return {first_m + rest % height, rest / height};
 }
