@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -10,10 +11,11 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from humming_cutlass import errors
@@ -435,11 +437,16 @@ def export_kernels(
         HummingError: as `compile_kernels`.
     """
     sources = list(sources)
+    target = KernelCache(Path(directory).expanduser().absolute())
+    # A folder that cannot be written must not cost minutes of compiling first.
+    with _writing(directory):
+        target.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.root):
+            pass
     compiled = compile_kernels(sources, progress=progress, jobs=jobs)
     settings = Settings.from_environment()
-    target = KernelCache(Path(directory).expanduser().absolute())
     exported: dict[str, Path] = {}
-    try:
+    with _writing(directory):
         for source in sources:
             entry = target.entry(_content_key(source, settings))
             entry.parent.mkdir(parents=True, exist_ok=True)
@@ -453,10 +460,17 @@ def export_kernels(
             else:
                 shutil.rmtree(fresh)
             exported[source.name] = entry / "kernel.cubin"
+    return exported
+
+
+@contextlib.contextmanager
+def _writing(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns the failures of writing to the folder of `export_kernels` into the error of this package."""
+    try:
+        yield
     except OSError as error:
         raise errors.CacheError(
             errors.explain(
                 "directory", f"{error.filename or directory}: {error.strerror}", "a folder that can be written"
             )
         ) from None
-    return exported
