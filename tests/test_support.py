@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from humming_cutlass import dtypes, emitter, support
+from humming_cutlass.build import toolchain
 from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 
 TYPES = TypeConfig(element_a="float16", element_b="int4", element_d="float16", element_scale="float16", group_size=128)
@@ -174,6 +175,14 @@ def test_every_admitted_type_has_an_sm80_kernel(arch: str) -> None:
         ({"mainloop": "sm70"}, "sm_80", "mainloop: got sm70; allowed: sm80_cpasync_multistage, sm90_tma"),
         ({"tile_shape": (16, 64, 96)}, "sm_80", r"tile_shape: got (16, 64, 96); allowed: k a positive multiple of 64"),
         ({"tile_shape": (16, 64, 0)}, "sm_80", r"tile_shape: got (16, 64, 0); allowed: k a positive multiple of 64"),
+        ({"tile_shape": (0, 64, 64)}, "sm_80", "tile_shape: got (0, 64, 64); allowed: m a positive multiple of 8, n a"),
+        ({"tile_shape": (16, -64, 64)}, "sm_80", "tile_shape: got (16, -64, 64); allowed: m a positive"),
+        ({"tile_shape": (16, 64, -64)}, "sm_80", "tile_shape: got (16, 64, -64); allowed: k a positive multiple of"),
+        (
+            {"tile_shape": (64, 128, 512), "warp_shape": (64, 16)},
+            "sm_80",
+            "tile_shape: got (64, 128, 512); allowed: tiles of which 2 stages fit 101376 bytes",
+        ),
         ({"warp_shape": (4, 16)}, "sm_80", "warp_shape: got (4, 16); allowed: m a multiple of 8, n a multiple of 16"),
         ({"warp_shape": (16, 8)}, "sm_80", "warp_shape: got (16, 8); allowed: m a multiple of 8, n a multiple of 16"),
         ({"warp_shape": (16, 48)}, "sm_80", "warp_shape: got (16, 48); allowed: a divisor of the tile (16, 64, 128)"),
@@ -206,6 +215,9 @@ def test_the_sm90_mainloop_is_only_for_sm90a(arch: str) -> None:
         ({}, {"tile_shape": (24, 128, 128), "warp_shape": (24, 64)}, "tile_shape"),
         ({}, {"tile_shape": (64, 96, 128)}, "tile_shape"),
         ({}, {"tile_shape": (256, 256, 64), "warp_shape": (256, 64)}, "tile_shape"),
+        ({}, {"tile_shape": (0, 128, 128)}, "tile_shape"),
+        ({}, {"tile_shape": (64, -128, 128)}, "tile_shape"),
+        ({}, {"tile_shape": (256, 128, 256), "warp_shape": (256, 64)}, "tile_shape"),
         ({}, {"warp_shape": (32, 64)}, "warp_shape"),
         ({}, {"stage_count": 1}, "stage_count"),
         ({}, {"stage_count": 100}, "stage_count"),
@@ -218,6 +230,58 @@ def test_check_of_an_sm90_schedule(types: dict[str, object], schedule: dict[str,
         arch="sm_90a",
     )
     assert (support.check(config) or "None").startswith(f"{parameter}: got ")
+
+
+@pytest.mark.parametrize(("schedule", "arch"), [(SM80, "sm_80"), (SM90, "sm_90a")])
+@pytest.mark.parametrize("tile_k", [64, 128, 256])
+@pytest.mark.parametrize("stage_count", [40, 10**12])
+def test_the_nearest_number_of_stages_is_the_most_that_fit(
+    schedule: ScheduleConfig, arch: str, tile_k: int, stage_count: int
+) -> None:
+    tile = (*schedule.tile_shape[:2], tile_k)
+
+    def check(stages: int) -> str | None:
+        replaced = dataclasses.replace(schedule, tile_shape=tile, stage_count=stages)
+        return support.check(GemmConfig(types=TYPES, schedule=replaced, arch=arch))
+
+    reason = check(stage_count) or ""
+    assert reason.startswith(f"stage_count: got {stage_count}; ")
+    nearest = int(reason.rsplit(": ", 1)[1])
+    assert check(nearest) is None
+    assert (check(nearest + 1) or "").startswith("stage_count")
+
+
+@pytest.mark.parametrize(
+    ("arch", "nearest"),
+    [
+        ("sm_99", "sm_100a"),
+        ("sm_85", "sm_86"),
+        ("sm_999", "sm_121a"),
+        ("sm_090", "sm_90a"),
+        ("sm_90", "sm_90a"),
+        ("90a", "sm_90a"),
+        ("sm_70", "sm_80"),
+        ("sm_" + "9" * 5000, "sm_121a"),
+        ("hopper", None),
+    ],
+)
+def test_an_unknown_arch_is_refused_with_the_known_ones(arch: str, nearest: str | None) -> None:
+    known = ", ".join(x for x in support.ARCHS if x != "sm_75")
+    reason = f"arch: got {arch}; allowed: {known}"
+    assert support.check_arch(arch) == (reason if nearest is None else f"{reason}; nearest supported: {nearest}")
+
+
+@pytest.mark.parametrize("arch", support.ARCHS)
+def test_a_known_arch_is_known_everywhere(arch: str) -> None:
+    assert support.check_arch(arch) is None
+    assert toolchain.MINIMUM_VERSION[arch] >= (11, 0)
+    assert (support.check_types(TYPES, arch) is None) == (arch != "sm_75")
+
+
+def test_an_arch_has_one_spelling() -> None:
+    assert support.compute_capability("sm_90a") == 90
+    for arch in ("sm_090", "sm_0090a", "sm_" + "9" * 5000, "sm_90b"):
+        assert support.compute_capability(arch) == 0
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_without_a_compiler_the_error_says_where_it_looked_and_what_to_do(bare: 
     message = str(caught.value)
     for part in ("CUDACXX=unset", "CUDA_HOME=unset", f"PATH={bare}/tools", "nvidia/cu*/bin", build.INSTALL_COMMAND):
         assert part in message
-    assert build.INSTALL_COMMAND == 'pip install "humming-cutlass[cuda]"'
+    assert build.INSTALL_COMMAND == 'pip install "humming-cutlass[cuda]" (in a checkout: pip install ".[cuda]")'
 
 
 def test_compiling_without_a_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ __all__ = [
     "include_directories",
 ]
 
-#: The one command that adds a CUDA compiler to a Python environment.
-INSTALL_COMMAND = 'pip install "humming-cutlass[cuda]"'
+#: The one command that adds a CUDA compiler to a Python environment, and its form for a source tree.
+INSTALL_COMMAND = 'pip install "humming-cutlass[cuda]" (in a checkout: pip install ".[cuda]")'
 
 #: The first CUDA release whose compiler knows a GPU.
 MINIMUM_VERSION: dict[str, tuple[int, int]] = {
@@ -38,6 +38,7 @@ MINIMUM_VERSION: dict[str, tuple[int, int]] = {
     "sm_80": (11, 0),
     "sm_86": (11, 1),
     "sm_87": (11, 4),
+    "sm_88": (13, 0),
     "sm_89": (11, 8),
     "sm_90": (11, 8),
     "sm_90a": (12, 0),
