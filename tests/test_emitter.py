@@ -107,3 +107,19 @@ def test_what_is_not_legal_is_not_emitted() -> None:
         assert str(caught.value) == support.check(config)
     with pytest.raises(errors.UnsupportedError, match="element_b: got float16; allowed: a weight type"):
         emitter.emit_pack("float16", "sm_80")
+    with pytest.raises(errors.UnsupportedError, match="arch: got 'sm_090a'; allowed: a target as nvcc spells it"):
+        emitter.emit_pack("int4", "sm_090a")
+
+
+@pytest.mark.parametrize("config", [None, "sm_80", [], CONFIGS[0].types])
+def test_only_a_config_is_emitted(config: object) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=f"config: got {type(config).__name__}; allowed: a GemmConfig"):
+        emitter.emit(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, [], 4])
+def test_pack_kernels_are_named_by_strings(value: object) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=f"element_b: got {type(value).__name__}; allowed: a str"):
+        emitter.emit_pack(value, "sm_80")  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentTypeError, match=f"arch: got {type(value).__name__}; allowed: a str"):
+        emitter.emit_pack("int4", value)  # type: ignore[arg-type]

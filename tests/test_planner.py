@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -136,3 +137,44 @@ def test_devices_from_properties() -> None:
 def test_old_gpus_are_refused(arch: str) -> None:
     with pytest.raises(errors.UnsupportedError, match=f"arch: got {arch}; allowed: sm_80 or later"):
         planner.choose(TYPES, 1, 4096, 4096, planner.Device(arch=arch, sm_count=40))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"m": -1}, errors.ArgumentError, "m: got -1; allowed: at least 0; nearest supported: 0"),
+        ({"n": 0}, errors.ArgumentError, "n: got 0; allowed: at least 1; nearest supported: 1"),
+        ({"k": 0}, errors.ArgumentError, "k: got 0; allowed: at least 1; nearest supported: 1"),
+        ({"k": -64}, errors.ArgumentError, "k: got -64; allowed: at least 1; nearest supported: 1"),
+        ({"m": 1.0}, errors.ArgumentTypeError, "m: got 1.0 (float); allowed: an int"),
+        ({"n": "64"}, errors.ArgumentTypeError, "n: got '64' (str); allowed: an int"),
+        ({"k": None}, errors.ArgumentTypeError, "k: got None (NoneType); allowed: an int"),
+        ({"m": True}, errors.ArgumentTypeError, "m: got True (bool); allowed: an int"),
+        ({"types": None}, errors.ArgumentTypeError, "types: got NoneType; allowed: a TypeConfig"),
+        ({"device": "sm_90a"}, errors.ArgumentTypeError, "device: got str; allowed: a Device"),
+        ({"mainloop": "sm70"}, errors.UnsupportedError, "mainloop: got 'sm70'; allowed: sm80_cpasync_multistage, sm90"),
+    ],
+)
+def test_impossible_problems_are_refused(changes: dict[str, object], error: type[Exception], sentence: str) -> None:
+    arguments = {"types": TYPES, "m": 1, "n": 64, "k": 64, "device": H200} | changes
+    with pytest.raises(error) as caught:
+        planner.choose(**arguments)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(sentence)
+
+
+def test_impossible_devices_are_refused() -> None:
+    for sm_count in (0, -1):
+        with pytest.raises(errors.ArgumentError, match=f"sm_count: got {sm_count}; allowed: at least 1"):
+            planner.Device(arch="sm_80", sm_count=sm_count)
+    with pytest.raises(errors.ArgumentTypeError, match="sm_count: got 1.5"):
+        planner.Device(arch="sm_80", sm_count=1.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentTypeError, match="arch: got NoneType; allowed: a str"):
+        planner.Device(arch=None, sm_count=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_no_tokens_and_numpy_integers(arch: str) -> None:
+    device = planner.Device(arch=arch, sm_count=np.int32(132))  # type: ignore[arg-type]
+    assert planner.choose(TYPES, 0, 4096, 4096, device).split_k >= 1
+    numbers = (np.int64(16), np.int32(4096), np.int64(4096))
+    assert planner.choose(TYPES, *numbers, device) == planner.choose(TYPES, 16, 4096, 4096, device)  # type: ignore[arg-type]

@@ -9,13 +9,22 @@ below are per SM, measured on an H200 (bench/NOTES.md says how); only their rati
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 
 from humming_cutlass import support
 from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
-from humming_cutlass.errors import UnsupportedError, explain
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "choose", "microseconds", "schedules"]
+
+
+def _check_extent(parameter: str, value: object, least: int) -> None:
+    """Refuses what is no integer (NumPy's are) and what is below `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(explain(parameter, f"{value!r} ({type(value).__name__})", "an int"))
+    if operator.index(value) < least:
+        raise ArgumentError(explain(parameter, value, f"at least {least}", least))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +33,20 @@ class Device:
 
     Attributes:
         arch: target as nvcc spells it, e.g. `sm_90a`.
-        sm_count: multiprocessors.
+        sm_count: multiprocessors, at least 1.
+
+    Raises:
+        ArgumentTypeError: a field has another type.
+        ArgumentError: there are no multiprocessors.
     """
 
     arch: str
     sm_count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arch, str):
+            raise ArgumentTypeError(explain("arch", type(self.arch).__name__, "a str, e.g. 'sm_90a'"))
+        _check_extent("sm_count", self.sm_count, 1)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, int | str]) -> Device:
@@ -124,8 +142,14 @@ def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None)
         mainloop: only kernels of this mainloop; None is the best one that computes `types`.
 
     Raises:
-        UnsupportedError: no kernel computes `types` on this device.
+        ArgumentTypeError: `types` is no `TypeConfig`, or `device` no `Device`.
+        UnsupportedError: no kernel computes `types` on this device, or there is no such mainloop.
     """
+    for parameter, value, kind in (("types", types, TypeConfig), ("device", device, Device)):
+        if not isinstance(value, kind):
+            raise ArgumentTypeError(explain(parameter, type(value).__name__, f"a {kind.__name__}"))
+    if mainloop is not None and mainloop not in support.MAINLOOPS:
+        raise UnsupportedError(explain("mainloop", repr(mainloop), f"{', '.join(support.MAINLOOPS)} or None"))
     if (reason := support.check_types(types, device.arch)) is not None:
         raise UnsupportedError(reason)
     if mainloop != support.SM80 and (sm90 := _sm90_schedules(types, device.arch)):
@@ -141,15 +165,20 @@ def choose(types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloo
 
     Args:
         types: the maths.
-        m: rows of A and D, the tokens.
-        n: rows of B, columns of D.
-        k: columns of A and B.
+        m: rows of A and D, the tokens; may be 0.
+        n: rows of B, columns of D; at least 1.
+        k: columns of A and B; at least 1.
         device: the GPU.
         mainloop: as in `schedules`.
 
     Raises:
-        UnsupportedError: no kernel computes `types` on this device.
+        ArgumentTypeError: m, n or k is no integer; as `schedules`.
+        ArgumentError: m, n or k is too small.
+        UnsupportedError: as `schedules`.
     """
+    _check_extent("m", m, 0)
+    _check_extent("n", n, 1)
+    _check_extent("k", k, 1)
     choices = [
         Choice(config=config, split_k=split_k)
         for config in schedules(types, device, mainloop=mainloop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from humming_cutlass import dtypes, support
 from humming_cutlass.build import KernelSource
 from humming_cutlass.config import GemmConfig
-from humming_cutlass.errors import UnsupportedError, explain
+from humming_cutlass.errors import ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["GEMM_ENTRY", "PACK_ENTRY", "TRAITS_SYMBOL", "emit", "emit_pack"]
 
@@ -36,8 +36,11 @@ def emit(config: GemmConfig) -> KernelSource:
     """Returns the source of the kernel that `config` describes.
 
     Raises:
+        ArgumentTypeError: `config` is no `GemmConfig`.
         UnsupportedError: `support.check` refuses the config.
     """
+    if not isinstance(config, GemmConfig):
+        raise ArgumentTypeError(explain("config", type(config).__name__, "a GemmConfig"))
     if (reason := support.check(config)) is not None:
         raise UnsupportedError(reason)
     types, schedule = config.types, config.schedule
@@ -87,8 +90,14 @@ def emit_pack(element_b: str, arch: str) -> KernelSource:
     """Returns the source of the kernel that packs codes of type `element_b` for 16-bit operands.
 
     Raises:
-        UnsupportedError: `element_b` is not a weight type.
+        ArgumentTypeError: an argument is no string.
+        UnsupportedError: `element_b` is not a weight type, or `arch` no target.
     """
+    for parameter, value in (("element_b", element_b), ("arch", arch)):
+        if not isinstance(value, str):
+            raise ArgumentTypeError(explain(parameter, type(value).__name__, "a str"))
+    if not support.compute_capability(arch):
+        raise UnsupportedError(explain("arch", repr(arch), "a target as nvcc spells it, e.g. sm_90a"))
     if element_b not in dtypes.WEIGHT_TYPES:
         raise UnsupportedError(explain("element_b", element_b, "a weight type of dtypes.WEIGHT_TYPES"))
     name = f"{arch}__pack_{element_b}"
