@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from humming_cutlass import cli, emitter, planner
+from humming_cutlass import cli, emitter, planner, support
 from humming_cutlass.config import GemmConfig, WeightConfig
 
 
@@ -188,7 +188,44 @@ def test_precompile_asks_for_every_kernel_of_the_planner(call, tmp_path, monkeyp
                 types = WeightConfig(**words, group_size=group).resolve(k=4096, element_a="float16")
                 device = planner.Device(arch=arch, sm_count=100)
                 wanted |= {c.name for c in planner.schedules(types, device)}
+                # Unaligned activations and scales beyond float16's range take the SM80 mainloop, on every GPU.
+                wanted |= {c.name for c in planner.schedules(types, device, mainloop=support.SM80)}
+                wanted.add(emitter.emit_pack(types.element_b, arch).name)
     assert {s.name for s in asked} == wanted
+    assert {s.arch for s in asked} == {"sm_80", "sm_90a"}
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "sentence"),
+    [
+        ("--arch", "sm_99", "--arch: got sm_99; allowed: sm_80, sm_86, "),
+        ("--arch", "sm_90a,sm_85", "--arch: got sm_85; allowed: sm_80, sm_86, "),
+        ("--arch", "sm_75", "arch: got sm_75; allowed: sm_80 or later"),
+        ("--groups", "17", "--groups: got 17; allowed: -1 or positive multiples of 16; nearest supported: 16"),
+        ("--groups", "128,0", "--groups: got 0; allowed: -1 or positive multiples of 16; nearest supported: 16"),
+    ],
+)
+def test_precompile_refuses_in_the_words_of_its_options(call, tmp_path, option, word, sentence):
+    options = {"--arch": "sm_80", "--weights": "int4", option: word}
+    code, _, err = call("precompile", str(tmp_path / "out"), *(x for pair in options.items() for x in pair))
+    assert code == 2
+    assert sentence in err
+    assert "k =" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_precompile_into_a_folder_that_cannot_be_written_compiles_nothing(call, tmp_path, monkeypatch):
+    from humming_cutlass.build import compile as compiling
+
+    def compile_kernels(*_, **__):
+        pytest.fail("compiled first")
+
+    monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
+    (tmp_path / "file").write_text("")
+    code, _, err = call("precompile", str(tmp_path / "file" / "out"), "--arch", "sm_80", "--weights", "int4")
+    assert code == 2
+    assert "CacheError: directory: got " in err
+    assert "allowed: a folder that can be written" in err
 
 
 def test_runs_as_a_module():

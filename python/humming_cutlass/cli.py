@@ -363,23 +363,37 @@ def precompile(
     as_json: Json = False,
 ) -> None:
     """Compiles every kernel that calls on these types can need, into a folder that needs no compiler."""
-    from humming_cutlass import build, emitter, planner
-    from humming_cutlass.config import WeightConfig
+    from humming_cutlass import build, emitter, planner, support
+    from humming_cutlass.config import GROUP_QUANTUM, WeightConfig
 
+    targets = _words(arch, "--arch")
+    for target in targets:
+        if (reason := support.check_arch(target, "--arch")) is not None:
+            raise ArgumentError(reason)
+    group_sizes = _numbers(groups, "--groups", -1)
+    for group in group_sizes:
+        if group != -1 and (group == 0 or group % GROUP_QUANTUM):
+            nearest = max(GROUP_QUANTUM, (group + GROUP_QUANTUM // 2) // GROUP_QUANTUM * GROUP_QUANTUM)
+            raise ArgumentError(explain("--groups", group, f"-1 or positive multiples of {GROUP_QUANTUM}", nearest))
     sources = {}
     for a in _words(activations, "--activations"):
         for word in _words(weights, "--weights"):
             dtype, _, zero_point = word.partition(":")
-            for group in _numbers(groups, "--groups", -1):
+            for group in group_sizes:
                 config = WeightConfig(
                     dtype=dtype, group_size=group, scale_dtype=scale or None, zero_point=zero_point or None
                 )
                 # Kernels do not depend on k: a k of two groups keeps the group size as it is.
                 types = config.resolve(k=2 * group if group > 0 else 64, element_a=a)
-                for target in _words(arch, "--arch"):
+                for target in targets:
                     # Nor do they depend on the number of SMs, which only splits k.
-                    for kernel in planner.schedules(types, planner.Device(arch=target, sm_count=1)):
-                        sources[kernel.name] = emitter.emit(kernel)
+                    device = planner.Device(arch=target, sm_count=1)
+                    # Unaligned activations and scales outside `support.scale_range` fall back to the SM80 mainloop.
+                    kernels = planner.schedules(types, device)
+                    kernels += planner.schedules(types, device, mainloop=support.SM80)
+                    found = [emitter.emit(kernel) for kernel in kernels]
+                    found.append(emitter.emit_pack(types.element_b, target))
+                    sources |= {source.name: source for source in found}
     paths = build.export_kernels(sources.values(), output, jobs=jobs or None)
     if as_json:
         _print_json({name: str(path) for name, path in paths.items()})
