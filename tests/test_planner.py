@@ -166,7 +166,7 @@ def test_impossible_devices_are_refused() -> None:
     for sm_count in (0, -1):
         with pytest.raises(errors.ArgumentError, match=f"sm_count: got {sm_count}; allowed: at least 1"):
             planner.Device(arch="sm_80", sm_count=sm_count)
-    with pytest.raises(errors.ArgumentTypeError, match="sm_count: got 1.5"):
+    with pytest.raises(errors.ArgumentTypeError, match=r"sm_count: got 1\.5"):
         planner.Device(arch="sm_80", sm_count=1.5)  # type: ignore[arg-type]
     with pytest.raises(errors.ArgumentTypeError, match="arch: got NoneType; allowed: a str"):
         planner.Device(arch=None, sm_count=1)  # type: ignore[arg-type]

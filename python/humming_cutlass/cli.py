@@ -375,7 +375,7 @@ def precompile(
         if group != -1 and (group == 0 or group % GROUP_QUANTUM):
             nearest = max(GROUP_QUANTUM, (group + GROUP_QUANTUM // 2) // GROUP_QUANTUM * GROUP_QUANTUM)
             raise ArgumentError(explain("--groups", group, f"-1 or positive multiples of {GROUP_QUANTUM}", nearest))
-    sources = {}
+    sources: dict[str, build.KernelSource] = {}
     for a in _words(activations, "--activations"):
         for word in _words(weights, "--weights"):
             dtype, _, zero_point = word.partition(":")

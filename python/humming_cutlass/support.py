@@ -42,7 +42,10 @@ SM90 = "sm90_tma_gmma_rs_warpspecialized"
 MAINLOOPS = (SM80, SM90)
 """Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU."""
 
-ARCHS = tuple(f"sm_{x}" for x in "75 80 86 87 88 89 90a 100a 100f 103a 110a 120a 120f 121a".split())
+ARCHS = (
+    *("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a"),
+    *("sm_100a", "sm_100f", "sm_103a", "sm_110a", "sm_120a", "sm_120f", "sm_121a"),
+)
 """Targets of nvcc that are the GPUs of today, by compute capability; `check_types` says which have a mainloop."""
 
 SMEM_LIMIT = {SM80: 99 * 1024, SM90: 227 * 1024}
