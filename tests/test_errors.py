@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import numpy as np
 import pytest
 
 from humming_cutlass import dtypes, errors, planner, support, testing
@@ -35,7 +39,12 @@ def test_every_error_is_one_of_ours_and_pythons(name: str) -> None:
         (100, 1024, (128,)),
         (128, 1728, (144,)),
         (17, 16, (-1,)),
-        (1 << 20, 64, (32,)),
+        (1 << 20, 64, (-1,)),
+        (60, 64, (-1,)),
+        (33, 64, (32,)),
+        (-5, 64, (-1,)),
+        (24, 10**18, (16, 32)),
+        (7, 16 * (2**61 - 1), (16,)),
         (0, 32, (16,)),
     ],
 )
@@ -48,6 +57,24 @@ def test_group_sizes(group_size: int, k: int, nearest: tuple[int, ...]) -> None:
 def test_group_sizes_that_are_one() -> None:
     assert check_group_size(-1, 100) == check_group_size(100, 100) == -1
     assert check_group_size(48, 96) == 48
+    size = check_group_size(np.int64(48), np.int32(96))  # type: ignore[arg-type]
+    assert size == 48
+    assert type(size) is int
+
+
+@pytest.mark.parametrize("group_size", ["32", None, 32.0, True, [32]])
+def test_group_sizes_that_are_no_integers(group_size: Any) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=r"group_size: got .*; allowed: -1, k = 64, or a multiple of 16"):
+        check_group_size(group_size, 64)
+    with pytest.raises(errors.ArgumentTypeError, match=r"group_size: got "):
+        WeightConfig(dtype="int4", group_size=group_size).resolve(k=64, element_a="float16")
+
+
+def test_the_nearest_group_size_of_a_huge_k_is_found_at_once() -> None:
+    start = time.perf_counter()
+    with pytest.raises(errors.ArgumentError, match=r"nearest supported: 1008$"):
+        check_group_size(1000, 16 * 63 * (2**40 - 87))
+    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -71,6 +98,39 @@ def test_unknown_types_name_the_nearest(name: str, nearest: str) -> None:
 def test_weight_configs(words: dict[str, object], message: str) -> None:
     with pytest.raises(errors.ArgumentError, match=message):
         WeightConfig(dtype="uint4", **words).resolve(k=64, element_a="float16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"dtype": 4}, errors.ArgumentTypeError, r"weight_config\['dtype'\]: got 4 \(int\)"),
+        (
+            {"dtype": "int4", "global_scale": 2.0},
+            errors.ArgumentTypeError,
+            r"global_scale: got 2.0 \(float\)",
+        ),
+        ({"dtype": "int4", "global_scale": "no"}, errors.ArgumentTypeError, r"global_scale: got 'no' \(str\)"),
+        ({"dtype": "int4", "scale_dtype": 16}, errors.ArgumentTypeError, r"scale_dtype: got 16 \(int\)"),
+        ({"dtype": "int4", "strategy": True}, errors.ArgumentTypeError, r"strategy: got True \(bool\)"),
+        ({"dtype": "int4", 3: 4}, errors.ArgumentTypeError, r"weight_config: got key 3 \(int\)"),
+        ({"dtype": "int4", None: 4, "x": 1}, errors.ArgumentTypeError, r"weight_config: got key None"),
+        ({"dtype": "int4", "zero_dtype": "float16"}, errors.ArgumentError, r"zero_dtype: got 'float16'; .* type int4"),
+        (
+            {"dtype": "int4", "zero_dtype": "float16", "zero_point": "floating"},
+            errors.ArgumentError,
+            r"zero_dtype: got 'float16'; .* type int4",
+        ),
+        ({"dtype": "uint4", "zero_dtype": "float16"}, errors.ArgumentError, r"zero_dtype.*zero_point 'floating'$"),
+        (
+            {"dtype": "uint4", "zero_dtype": "float16", "zero_point": "none"},
+            errors.ArgumentError,
+            r"zero_dtype: got 'float16'; allowed: None with zero_point 'none'",
+        ),
+    ],
+)
+def test_the_values_of_a_weight_config(config: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        WeightConfig.from_any(config).resolve(k=64, element_a="float16")
 
 
 def test_j1_turing_is_refused_by_name() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from humming_cutlass import dtypes, layout, ops, quantize, reference, testing
+from humming_cutlass.config import TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 SCALES = ("float16", "bfloat16", "float32", "float8_e4m3", "float8_e5m2", "float8_e8m0")
@@ -62,7 +65,7 @@ def test_ties_go_to_the_even_code(dtype: str, oracle: str, where: str) -> None:
 def test_codes_are_the_nearest(dtype: str, group_size: int) -> None:
     weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1))
     config = {"dtype": dtype, "group_size": group_size, "scale_dtype": "float32"}
-    q = quantize.quantize(weight, config)
+    q = quantize.quantize(weight, config, element_a="bfloat16")
     scale = _spread(reference.to_float64(q.scale), 96)
     zero = 0.0 if q.zero is None else _spread(reference.to_float64(q.zero), 96)
     values = dtypes.parse(dtype).values()
@@ -139,7 +142,8 @@ def test_b6_zeros_and_tiny_values(dtype: str, scale: str) -> None:
     weight[3] = 1.0
     weight[4, :2] = torch.tensor([-1e-45, 1e-45])
     for global_scale in (False, True):
-        q = quantize.quantize(weight, {"dtype": dtype, "scale_dtype": scale, "global_scale": global_scale})
+        config = {"dtype": dtype, "scale_dtype": scale, "global_scale": global_scale}
+        q = quantize.quantize(weight, config, element_a="bfloat16")
         value = _dequantized(q)
         assert np.isfinite(value).all()
         assert (value[0] == 0).all()
@@ -243,11 +247,15 @@ def test_strides_and_gradients_do_not_matter() -> None:
 def test_quantizing_twice_changes_little(dtype: str, row: list[float]) -> None:
     """What is representable stays: the largest value of a group maps onto itself or its zero point's grid."""
     weight = torch.tensor([row], dtype=torch.float32)
-    q = quantize.quantize(weight, {"dtype": dtype, "scale_dtype": "float32"})
+    q = quantize.quantize(weight, {"dtype": dtype, "scale_dtype": "float32"}, element_a="bfloat16")
     value = _dequantized(q)
     assert np.isfinite(value).all()
     span = max(max(row), 0.0) - min(min(row), 0.0)
     assert (np.abs(value - reference.to_float64(weight)) <= span * 1.001 + 1e-30).all()
+
+
+def _types(**words: Any) -> TypeConfig:
+    return dataclasses.replace(testing.make_types("int4", k=64), **words)
 
 
 @pytest.mark.parametrize(
@@ -264,13 +272,31 @@ def test_quantizing_twice_changes_little(dtype: str, row: list[float]) -> None:
             ArgumentError,
             r"group_size: got 24.*supported: (16|32)",
         ),
-        (torch.ones(4, 64), {"dtype": "int4", "scale_dtype": "int8"}, ArgumentError, r"scale_dtype: got int8"),
+        (torch.ones(4, 64), {"dtype": "int4", "scale_dtype": "int8"}, UnsupportedError, r"element_scale: got int8"),
         (torch.ones(4, 64), {"dtype": "int4", "group": 16}, ArgumentError, r"unknown key 'group'"),
         (torch.ones(4, 64), {"dtype": "int4", "strategy": "tensor", "group_size": 16}, ArgumentError, r"group_size"),
         (torch.ones(4, 64), 4, ArgumentTypeError, r"weight_config: got int"),
+        (torch.ones(4, 64), "float16", UnsupportedError, r"element_b: got float16"),
+        (torch.ones(4, 64), "float8_e8m0", UnsupportedError, r"element_b: got float8_e8m0"),
+        (torch.ones(4, 64), "float8_e7m0", UnsupportedError, r"element_b: got float8_e7m0.*element_a bfloat16"),
+        (torch.ones(4, 64), _types(element_zero="integer"), UnsupportedError, r"element_zero: got integer.*uint4"),
+        (torch.ones(4, 64), _types(element_a="float32"), UnsupportedError, r"element_a: got float32"),
+        (torch.ones(4, 64), _types(element_a=None), UnsupportedError, r"element_a: got None"),
+        (torch.ones(4, 64), _types(element_scale="int8"), UnsupportedError, r"element_scale: got int8"),
+        (torch.ones(4, 64), _types(group_size=8), ArgumentError, r"group_size: got 8"),
         (torch.full((1, 64), 3e38), {"dtype": "int1", "scale_dtype": "float16"}, ArgumentError, r"scale of 3e\+38"),
     ],
 )
 def test_bad_input(weight: object, config: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         quantize.quantize(weight, config)  # type: ignore[arg-type]
+
+
+def test_what_is_quantized_can_be_packed() -> None:
+    """The same types are refused by both, so that no time is lost on a weight that nothing can use."""
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    whole = quantize.quantize(weight, _types(group_size=64))
+    assert (whole.codes == quantize.quantize(weight, _types()).codes).all()
+    layout.pack(whole.codes, whole.scale, types=whole.types)
+    with pytest.raises(ArgumentTypeError, match=r"global_scale: got float; allowed: True, False or None"):
+        quantize.quantize(weight, _types(), global_scale=2.0)  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ arguments of a kernel and therefore not here.
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import re
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = [
     "TypeConfig",
     "WeightConfig",
     "check_group_size",
+    "integer",
 ]
 
 ATOM_N = 16
@@ -33,24 +36,54 @@ GROUP_QUANTUM = 16
 """A group is a multiple of this many columns: the k extent of one 16-bit MMA."""
 
 
+_DIVISOR_TRIALS = 1 << 16
+"""Divisors tried for the hint of an error: all of them for k < 2^36."""
+
+
+def integer(value: Any, parameter: str, allowed: str = "an integer >= 1") -> int:
+    """Returns an int, or whatever else is an index such as `np.int64`, as int.
+
+    Raises:
+        ArgumentTypeError: `value` is no integer, or a bool.
+    """
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise ArgumentTypeError(explain(parameter, f"{type(value).__name__} {value!r}", allowed))
+
+
+def _nearest_group_size(group_size: int, k: int) -> int:
+    """Returns the legal group size nearest to one that is not; k itself counts, and is spelled -1."""
+    if group_size < 0 or k % GROUP_QUANTUM:
+        return -1
+    quanta = k // GROUP_QUANTUM
+    small = [d for d in range(1, min(math.isqrt(quanta), _DIVISOR_TRIALS) + 1) if quanta % d == 0]
+    candidates = sorted(GROUP_QUANTUM * d for d in {*small, *(quanta // d for d in small)})
+    nearest = min(candidates, key=lambda g: abs(g - group_size))
+    return -1 if nearest == k else nearest
+
+
 def check_group_size(group_size: int, k: int) -> int:
     """Returns the normalized group size for k columns: -1 when one group covers them all.
 
     Raises:
+        ArgumentTypeError: the group size or k is no integer.
         ArgumentError: the group size is not -1, k, or a multiple of 16 that divides k.
     """
+    k = integer(k, "k")
+    group_size = integer(group_size, "group_size", f"-1, k = {k}, or a multiple of {GROUP_QUANTUM} that divides k")
     if group_size in (-1, k):
         return -1
     if group_size > 0 and group_size % GROUP_QUANTUM == 0 and k % group_size == 0:
         return group_size
-    candidates = [g for g in range(GROUP_QUANTUM, k, GROUP_QUANTUM) if k % g == 0]
-    nearest = min(candidates, key=lambda g: abs(g - group_size)) if candidates else -1
     raise ArgumentError(
         explain(
             "group_size",
             group_size,
             f"-1, k = {k}, or a multiple of {GROUP_QUANTUM} that divides k",
-            nearest,
+            _nearest_group_size(group_size, k),
         )
     )
 
@@ -67,6 +100,9 @@ class WeightConfig:
         zero_point: `none`, `integer` (0 .. 2^bits) or `floating`; None is `integer` for `uintB`, else `none`.
         zero_dtype: type of floating zero points; None is the activation's type.
         global_scale: whether a float32 factor for the whole tensor exists beside the scales.
+
+    Raises:
+        ArgumentTypeError: a field has the wrong Python type.
     """
 
     dtype: str
@@ -77,9 +113,28 @@ class WeightConfig:
     zero_dtype: str | None = None
     global_scale: bool = False
 
+    def __post_init__(self) -> None:
+        """Checks Python types; `resolve` checks what the words mean."""
+        if not isinstance(self.dtype, str):
+            got = f"{self.dtype!r} ({type(self.dtype).__name__})"
+            raise ArgumentTypeError(explain("weight_config['dtype']", got, "the name of a type"))
+        for field in ("strategy", "scale_dtype", "zero_point", "zero_dtype"):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                got = f"{value!r} ({type(value).__name__})"
+                raise ArgumentTypeError(explain(field, got, "a string or None"))
+        if not isinstance(self.global_scale, bool):
+            got = f"{self.global_scale!r} ({type(self.global_scale).__name__})"
+            raise ArgumentTypeError(explain("global_scale", got, "True or False; the factor comes with the weight"))
+
     @classmethod
     def from_any(cls, config: WeightConfig | dict[str, Any] | str) -> WeightConfig:
-        """Returns a `WeightConfig` from one, from a dict of its fields, or from a type's name."""
+        """Returns a `WeightConfig` from one, from a dict of its fields, or from a type's name.
+
+        Raises:
+            ArgumentTypeError: `config` is something else, or a key or value of it has the wrong Python type.
+            ArgumentError: a key is unknown, or 'dtype' is missing.
+        """
         if isinstance(config, WeightConfig):
             return config
         if isinstance(config, str):
@@ -89,6 +144,11 @@ class WeightConfig:
                 explain("weight_config", type(config).__name__, "a WeightConfig, a dict or a type's name")
             )
         fields = {f.name for f in dataclasses.fields(cls)}
+        for key in config:
+            if not isinstance(key, str):
+                raise ArgumentTypeError(
+                    explain("weight_config", f"key {key!r} ({type(key).__name__})", ", ".join(sorted(fields)))
+                )
         if unknown := sorted(set(config) - fields):
             raise ArgumentError(explain("weight_config", f"unknown key {unknown[0]!r}", ", ".join(sorted(fields))))
         if "dtype" not in config:
@@ -114,6 +174,12 @@ class WeightConfig:
             zero_point = "integer" if weight.kind is dtypes.Kind.UINT else "none"
         if zero_point not in ("none", "integer", "floating"):
             raise ArgumentError(explain("zero_point", repr(zero_point), "'none', 'integer', 'floating' or None"))
+        if self.zero_dtype is not None and weight.kind is not dtypes.Kind.UINT:
+            allowed = f"None: weights of type {weight.name} have no zero points"
+            raise ArgumentError(explain("zero_dtype", repr(self.zero_dtype), allowed))
+        if self.zero_dtype is not None and zero_point != "floating":
+            allowed = f"None with zero_point {zero_point!r}"
+            raise ArgumentError(explain("zero_dtype", repr(self.zero_dtype), allowed, "zero_point 'floating'"))
         element_zero = {
             "none": "none",
             "integer": "integer",

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from humming_cutlass import _tensors, dtypes
+from humming_cutlass import _tensors, dtypes, support
 from humming_cutlass._tensors import Array
 from humming_cutlass.config import TypeConfig, WeightConfig, check_group_size
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError, explain
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["QuantizedWeight", "quantize"]
 
@@ -155,7 +155,7 @@ def quantize(
         ArgumentTypeError: `weight` is no array or not floating point.
         ArgumentError: a shape or group size is impossible, a weight is not finite (the message names the first), or a
             scale exceeds the scale's type.
-        UnsupportedError: a type's name is unknown.
+        UnsupportedError: a type's name is unknown, or no kernel takes the types.
     """
     _check_weight(weight)
     if _tensors.is_torch(weight):
@@ -164,21 +164,24 @@ def quantize(
     n, k = (int(x) for x in weight.shape)
     if isinstance(config, TypeConfig):
         types = config
-        check_group_size(types.group_size, k)
     else:
         words = WeightConfig.from_any(config)
         own = _tensors.element_of(weight)
         types = words.resolve(k=k, element_a=element_a or (own if own in ("float16", "bfloat16") else "float16"))
         strategy = words.strategy if strategy is None else strategy
         global_scale = words.global_scale if global_scale is None else global_scale
+    group_size = check_group_size(types.group_size, k)
+    if reason := support.check_types(dataclasses.replace(types, group_size=group_size)):
+        raise UnsupportedError(reason)
+    if global_scale is not None and not isinstance(global_scale, bool):
+        raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "True, False or None"))
     if strategy not in (None, "group", "channel", "tensor"):
         raise ArgumentError(explain("strategy", repr(strategy), "'group', 'channel', 'tensor' or None"))
-    group_size = k if types.group_size == -1 else types.group_size
+    group_size = k if group_size == -1 else group_size
     if strategy == "tensor" and group_size != k:
         raise ArgumentError(explain("group_size", group_size, "-1 with strategy 'tensor'", -1))
     b = dtypes.parse(types.element_b)
     scale_type = dtypes.parse(types.element_scale)
-    _check_scale_type(types)
 
     low, high = _ranges(weight, group_size)
     if strategy == "tensor":
@@ -237,12 +240,6 @@ def quantize(
     if strategy == "tensor":
         stored, zero = stored.reshape(1), None if zero is None else zero.reshape(1)
     return QuantizedWeight(codes, stored, zero, factor, types)
-
-
-def _check_scale_type(types: TypeConfig) -> None:
-    for parameter, name in (("scale_dtype", types.element_scale), ("zero_dtype", types.element_zero)):
-        if name not in (*_tensors.FLOATS, "none", "integer"):
-            raise ArgumentError(explain(parameter, name, ", ".join(_tensors.FLOATS), "float16"))
 
 
 def _ideal_scale(types: TypeConfig, low: Array, high: Array, largest: Array) -> Array:
