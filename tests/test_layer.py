@@ -7,6 +7,7 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -219,6 +220,10 @@ def test_bad_inputs(x: Any, error: type[Exception], message: str) -> None:
         ((N, -1), {}, ArgumentError, r"shape_k: got -1"),
         ((N, 1.5), {}, ArgumentTypeError, r"shape_k: got float"),
         ((True, K), {}, ArgumentTypeError, r"shape_n: got bool"),
+        ((N, K), {"bias": torch.ones(N)}, ArgumentTypeError, r"bias: got Tensor; allowed: True or False"),
+        ((N, K), {"bias": 1}, ArgumentTypeError, r"bias: got int"),
+        ((N, K, {"dtype": "int4", "global_scale": 1.0}), {}, ArgumentTypeError, r"global_scale: got 1.0 \(float\)"),
+        ((N, K, {"dtype": "int4", "group_size": "32"}), {}, ArgumentTypeError, r"group_size: got str '32'"),
         ((N, K, "int9"), {}, UnsupportedError, r"int9"),
         (
             (N, K, {"dtype": "int4", "group_size": 40}),
@@ -352,6 +357,10 @@ def _text(metadata: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
 
 
+def _bytes(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -362,6 +371,16 @@ def _text(metadata: Any) -> torch.Tensor:
         (lambda s: s.update(format=_text([1])), r"got \[1\]"),
         (lambda s: s.update(format=torch.zeros(4, dtype=torch.uint8)), r"format: got text that is no JSON"),
         (lambda s: s.update(format=torch.zeros(4)), r"format: got another tensor"),
+        (lambda s: s.update(format=_bytes(b"[" * 4096)), r"format: got text that is no JSON"),
+        (lambda s: s.update(format=_bytes(b"{}").reshape(1, 2)), r"format: got another tensor"),
+        (lambda s: s.update(format=s["format"].to("meta")), r"format: got device meta"),
+        (lambda s: s.update(format="{}"), r"format: got str; allowed: a torch.Tensor"),
+        (lambda s: s.update(data=[1, 2]), r"data: got list; allowed: a torch.Tensor"),
+        (lambda s: s.update(data=s["data"].numpy()), r"data: got ndarray; allowed: a torch.Tensor"),
+        (lambda s: s.update(scale=None), r"scale: got NoneType"),
+        (lambda s: s.update(data=s["data"].to("meta")), r"data: got device meta"),
+        (lambda s: s.update(data=s["data"].to_sparse()), r"data: got layout torch.sparse_coo"),
+        (lambda s: s.update(scale=s["scale"] * torch.nan), r"scale: got a value that is not finite"),
         (lambda s: s.pop("data"), r"Missing key\(s\).*data"),
         (lambda s: s.pop("format"), r"Missing key\(s\).*format"),
         (lambda s: s.update(other=s["data"]), r"Unexpected key\(s\).*other"),
@@ -392,6 +411,53 @@ def test_a_state_dict_of_another_layer(layer: HummingLayer, message: str) -> Non
     with pytest.raises(RuntimeError, match=message):
         layer.load_state_dict(_ready().state_dict())
     assert not layer.is_transformed
+
+
+def test_a_strict_load_names_every_missing_key() -> None:
+    config = {"dtype": "uint4", "group_size": 32}
+    state = torch.nn.Sequential(_ready(config, bias=True)).state_dict()
+    for second in (HummingLayer(N, K, config, bias=True), _ready(config, bias=True)):
+        model = torch.nn.Sequential(HummingLayer(N, K, config, bias=True), second)
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\).*1\.data.*1\.scale.*1\.zero.*1\.bias.*1\.format"):
+            model.load_state_dict(state)
+        result = torch.nn.Sequential(HummingLayer(N, K, config, bias=True), second).load_state_dict(state, strict=False)
+        assert result.unexpected_keys == []
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "data", "scale", "format"\.'):
+        HummingLayer(N, K).load_state_dict({})
+
+
+def test_a_layer_on_meta_takes_the_tensors_where_they_are() -> None:
+    source = _ready(bias=True)
+    layer = HummingLayer(N, K, bias=True, device="meta")
+    with pytest.raises(RuntimeError, match=r"device: got a layer on meta; .*assign=True"):
+        layer.load_state_dict(source.state_dict())
+    assert not layer.is_transformed
+    layer.load_state_dict(source.state_dict(), assign=True)
+    assert layer.device.type == layer.data.device.type == layer.format.device.type == "cpu"
+    assert layer.data.data_ptr() == source.data.data_ptr()  # taken, not copied
+    testing.check_equal(layer(_inputs()), source(_inputs()))
+
+
+def test_padding_rows_of_a_state_dict_may_hold_anything() -> None:
+    source = _ready()
+    state = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    state["scale"][-1, :, 1] = torch.nan  # row 40: position 1 holds row 8 of the last atom
+    layer = HummingLayer(N, K)
+    layer.load_state_dict(state)
+    testing.check_equal(layer(_inputs()), source(_inputs()))
+    state["scale"][-1, :, 0] = torch.nan  # row 32
+    with pytest.raises(RuntimeError, match=r"scale: got a value that is not finite at \(32, 0\)"):
+        layer.load_state_dict(state)
+
+
+def test_sizes_of_numpy() -> None:
+    layer = HummingLayer(np.int64(N), np.int32(K))  # type: ignore[arg-type]
+    layer.load_from_unquantized(_weight())
+    layer.transform()
+    assert type(layer.shape_n) is type(layer.shape_k) is int
+    fresh = HummingLayer(N, K)
+    fresh.load_state_dict(layer.state_dict())
+    testing.check_equal(fresh(_inputs()), layer(_inputs()))
 
 
 def test_transform_that_fails_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from humming_cutlass import dtypes, layout, testing
 from humming_cutlass.config import TypeConfig
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from humming_cutlass.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKernelError,
+    ToolchainError,
+    UnsupportedError,
+)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -204,7 +210,22 @@ def test_c6_zero_points_of_a_symmetric_weight_are_refused() -> None:
 
 _BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "codes-list": ({"codes": [[0]]}, ArgumentTypeError, r"codes: got list"),
-    "codes-dtype": ({"codes": torch.zeros(16, 64)}, ArgumentTypeError, r"codes: got dtype float32.*view\(uint8\)"),
+    "codes-dtype": ({"codes": torch.zeros(16, 64)}, ArgumentTypeError, r"codes: got dtype float32.*of int4$"),
+    "codes-int32": (
+        {"codes": torch.zeros(16, 64, dtype=torch.int32)},
+        ArgumentTypeError,
+        r"codes: got dtype int32; .*: codes\.to\(torch\.uint8\)$",
+    ),
+    "codes-int8": (
+        {"codes": torch.zeros(16, 64, dtype=torch.int8)},
+        ArgumentTypeError,
+        r"codes: got dtype int8; .* int4 \(two's complement\); .*: codes\.view\(torch\.uint8\) & 0x0F$",
+    ),
+    "codes-int8-numpy": (
+        {"codes": np.zeros((16, 64), np.int8)},
+        ArgumentTypeError,
+        r"codes: got dtype int8; .*: codes\.view\(np\.uint8\) & 0x0F$",
+    ),
     "codes-shape": ({"codes": torch.zeros(64, dtype=torch.uint8)}, ArgumentError, r"codes: got shape \(64,\)"),
     "codes-empty": ({"codes": torch.zeros(0, 64, dtype=torch.uint8)}, ArgumentError, r"codes: got shape \(0, 64\)"),
     "codes-device": (
@@ -285,8 +306,8 @@ def test_floating_zero_points_must_be_given() -> None:
         (128, 1728, "144"),
         (64, 1000, "-1"),
         (0, 64, "16"),
-        (-2, 64, "16"),
-        (128, 64, "32"),
+        (-2, 64, "-1"),
+        (128, 64, "-1"),
     ],
 )
 def test_group_sizes_that_do_not_divide(group_size: int, k: int, nearest: str) -> None:
@@ -370,6 +391,20 @@ def test_copy_and_save() -> None:
         (lambda t, m: m.update(n="41000"), ArgumentError, r"data: got shape"),
         (lambda t, m: m.update(k="192"), ArgumentError, r"data: got shape"),
         (lambda t, m: m.update({"types.group_size": "17"}), ArgumentError, r"group_size: got 17"),
+        (lambda t, m: m.update(k="999999999999999999"), ArgumentError, r"group_size: got 32|data: got shape"),
+        (lambda t, m: m.update(k="9" * 4000), ArgumentError, r"group_size: got 32|data: got shape"),
+        (lambda t, m: m.update(k="64" + "0" * 4000), ArgumentError, r"data: got shape"),
+        (lambda t, m: m.update(n=None), ArgumentTypeError, r"metadata\['n'\]: got None"),
+        (lambda t, m: m.update(n=40), ArgumentTypeError, r"metadata\['n'\]: got 40 \(int\)"),
+        (lambda t, m: m.update({"types.element_a": []}), ArgumentTypeError, r"metadata\['types.element_a'\]: got \[\]"),
+        (lambda t, m: t.update(data=[1]), ArgumentTypeError, r"data: got list"),
+        (lambda t, m: t.update(data=t["data"].numpy()), ArgumentTypeError, r"data|scale: got"),
+        (lambda t, m: t.update({1: t["data"]}), ArgumentError, r"tensors: got unknown 1"),
+        (lambda t, m: t.update({k: v.to("meta") for k, v in t.items()}), ArgumentError, r"data: got device meta"),
+        (lambda t, m: t.update(data=t["data"].to_sparse()), ArgumentError, r"data: got layout torch.sparse_coo"),
+        (lambda t, m: t["scale"][0, 0].fill_(math.nan), ArgumentError, r"scale: got a value that is not finite at "),
+        (lambda t, m: t["zero"][1, 1].fill_(math.inf), ArgumentError, r"zero: got a value that is not finite at "),
+        (lambda t, m: t["bias"][3].fill_(math.nan), ArgumentError, r"bias: got a value that is not finite at \(3,\)"),
         (lambda t, m: m.update({"types.element_b": "int99"}), UnsupportedError, r"int99"),
         (lambda t, m: m.update({"types.element_zero": "none"}), ArgumentError, r"zero: got a tensor"),
     ],
@@ -381,6 +416,35 @@ def test_a_file_is_not_trusted(change: Any, error: type[Exception], message: str
     change(tensors, metadata)
     with pytest.raises(error, match=message):
         layout.PackedWeight.from_state_dict(tensors, metadata)
+
+
+def test_a_file_that_is_no_dict() -> None:
+    packed = _packed()
+    with pytest.raises(ArgumentTypeError, match=r"metadata: got NoneType; allowed: a dict"):
+        layout.PackedWeight.from_state_dict(packed.state_dict(), None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"tensors: got list; allowed: a dict"):
+        layout.PackedWeight.from_state_dict([], packed.metadata())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"n: got NoneType None; allowed: an integer >= 1"):
+        dataclasses.replace(packed, n=None)
+    assert type(dataclasses.replace(packed, n=np.int64(packed.n)).n) is int
+
+
+@pytest.mark.parametrize("error", [ToolchainError, MissingKernelError])
+def test_gpu_packing_without_a_kernel_goes_through_the_host(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from humming_cutlass import _C, build, planner
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("no kernel")
+
+    monkeypatch.setattr(_C, "device_properties", lambda index: {})
+    device = planner.Device(arch="sm_80", sm_count=108)
+    monkeypatch.setattr(planner.Device, "from_properties", classmethod(lambda cls, properties: device))
+    monkeypatch.setattr(build, "compile_kernels", fail)
+    types = testing.make_types("int4", k=64)
+    codes = torch.arange(64, dtype=torch.uint8).remainder(16).expand(16, 64).contiguous()
+    assert (layout._pack_codes_cuda(codes, types) == layout.pack_codes(codes, types)).all()
 
 
 def test_to_needs_torch() -> None:

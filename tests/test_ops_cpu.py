@@ -106,6 +106,13 @@ _BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "out-shape": ({"out": torch.zeros(3, 25).half()}, ArgumentError, r"out: got shape \(3, 25\); allowed: \(3, 24\)"),
     "out-device": ({"out": torch.zeros(3, 24, device="meta").half()}, ArgumentError, r"out: got device meta"),
     "out-expanded": ({"out": torch.zeros(1, 24).half().expand(3, 24)}, ArgumentError, r"out: got an expanded tensor"),
+    "out-overlap": (
+        {"out": torch.zeros(200).half().as_strided((3, 24), (8, 1))},
+        ArgumentError,
+        r"out: got shape \(3, 24\) with strides \(8, 1\), which overlap; allowed: memory of its own",
+    ),
+    "out-overlap-by-one": ({"out": torch.zeros(200).half().as_strided((3, 24), (23, 1))}, ArgumentError, r"overlap"),
+    "out-overlap-columns": ({"out": torch.zeros(200).half().as_strided((3, 24), (1, 2))}, ArgumentError, r"overlap"),
     "config": ({"split_k": 2}, ArgumentError, r"split_k: got a kernel's choice for activations on the CPU"),
 }
 
@@ -118,6 +125,44 @@ def test_bad_input(name: str) -> None:
     with pytest.raises(error, match=message):
         ops.gemm(**({"a": a, "weight": packed} | changes))
     testing.check_equal(ops.gemm(a, packed), good)
+
+
+def test_out_may_be_beside_the_activations_but_not_in_them() -> None:
+    problem = testing.random_problem(testing.make_types("int4", k=64), 3, 64, 64)
+    good = ops.gemm(problem.a, problem.packed)
+    buffer = torch.zeros(3, 200, dtype=torch.float16)
+    a = buffer[:, :64].copy_(problem.a)
+    for column in (0, 1, 63):
+        with pytest.raises(ArgumentError, match=r"out: got memory that a is in; allowed: memory of its own"):
+            ops.gemm(a, problem.packed, out=buffer[:, column : column + 64])
+    with pytest.raises(ArgumentError, match=r"out: got memory that a is in"):
+        ops.gemm(a, problem.packed, out=a)
+    assert (a == problem.a).all()
+    # Every way of being apart: interleaved rows, columns beside the activations, after them, and strided columns.
+    for out in (
+        buffer[:, 64:128],
+        buffer[:, 65::2][:, :64],
+        torch.zeros(3, 64).half(),
+        torch.zeros(64, 3).half().t(),
+        torch.zeros(5, 64).half()[::2],
+    ):
+        testing.check_equal(ops.gemm(a, problem.packed, out=out).contiguous(), good)
+    assert (a == problem.a).all()
+
+
+def test_numpy_out_may_not_be_in_the_activations() -> None:
+    types = testing.make_types("int4", k=16, element_d="float32")
+    packed = layout.pack(np.ones((16, 16), np.uint8), np.ones((16, 1), np.float32), types=types)
+    memory = np.ones(4000, np.uint8)
+    a = memory[: 4 * 32].view(np.float16).reshape(4, 16)
+    inside = memory[64 : 64 + 4 * 64].view(np.float32).reshape(4, 16)
+    with pytest.raises(ArgumentError, match=r"out: got memory that a is in"):
+        ops.gemm(a, packed, out=inside)
+    rows = np.lib.stride_tricks.as_strided(np.zeros(100, np.float32), (4, 16), (60, 4))
+    with pytest.raises(ArgumentError, match=r"out: got shape \(4, 16\) with strides \(60, 4\), which overlap"):
+        ops.gemm(a, packed, out=rows)
+    backwards = np.zeros((4, 16), np.float32)[::-1]
+    assert (ops.gemm(a, packed, out=backwards) == ops.gemm(a, packed)).all()
 
 
 def test_gradients_are_refused_only_where_they_would_be_lost() -> None:

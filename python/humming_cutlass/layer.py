@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from humming_cutlass import layout, ops, quantize
-from humming_cutlass.config import TypeConfig, WeightConfig
+from humming_cutlass.config import TypeConfig, WeightConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
 
 __all__ = ["HummingLayer"]
@@ -58,15 +58,15 @@ class HummingLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         for parameter, value in (("shape_n", shape_n), ("shape_k", shape_k)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ArgumentTypeError(explain(parameter, type(value).__name__, "an integer >= 1"))
-            if value < 1:
+            if integer(value, parameter) < 1:
                 raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
         for parameter, dtype in (("torch_dtype", torch_dtype), ("output_dtype", output_dtype)):
             if not isinstance(dtype, torch.dtype) and not (dtype is None and parameter == "output_dtype"):
                 raise ArgumentTypeError(explain(parameter, repr(dtype), "a torch.dtype such as torch.float16"))
-        self.shape_n = shape_n
-        self.shape_k = shape_k
+        if not isinstance(bias, bool):
+            raise ArgumentTypeError(explain("bias", type(bias).__name__, "True or False; load_... take the bias"))
+        self.shape_n = shape_n = integer(shape_n, "shape_n")
+        self.shape_k = shape_k = integer(shape_k, "shape_k")
         self.weight_config = WeightConfig.from_any(weight_config)
         self.torch_dtype = torch_dtype
         self.output_dtype = output_dtype or torch_dtype
@@ -282,27 +282,49 @@ class HummingLayer(torch.nn.Module):
             # A dot after the prefix would be a submodule's, and there are none.
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
         if not found:
-            if self.is_transformed:
-                missing_keys += [prefix + name for name in names if self._buffers[name] is not None]
+            if strict:
+                missing_keys += [prefix + name for name in self._expected_names()]
             return
         try:
             if missing := [name for name in ("data", "scale", "format") if name not in found]:
                 missing_keys += [prefix + name for name in missing]
                 return
-            packed = self._parse_state(found)
+            assign = bool(local_metadata.get("assign_to_params_buffers", False))
+            packed = self._parse_state(found, assign=assign)
         except (ArgumentError, ArgumentTypeError) as error:
             error_msgs.append(f"{prefix}{error}")
             return
+        if packed.data.device != self.device:
+            self._buffers["_anchor"] = torch.empty(0, device=packed.data.device)
         self._adopt(packed)
 
-    def _parse_state(self, found: dict[str, torch.Tensor]) -> layout.PackedWeight:
-        """Returns the packed weight of a state dict on this layer's device, checked against the layer."""
+    def _expected_names(self) -> list[str]:
+        """Returns the names that a state dict of this layer has; a global scale is optional before one is loaded."""
+        has = {"bias": self.has_bias, "zero": self.types.element_zero != "none"}
+        has["global_scale"] = self._buffers["global_scale"] is not None
+        return [name for name in (*_PACKED, "format") if has.get(name, True)]
+
+    def _parse_state(self, found: dict[str, Any], *, assign: bool) -> layout.PackedWeight:
+        """Returns the packed weight of a state dict, checked against the layer.
+
+        Args:
+            found: the entries of the state dict.
+            assign: whether to take the tensors as they are and where they are, instead of copies on the layer's device.
+        """
+        for name, tensor in found.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ArgumentTypeError(explain(name, type(tensor).__name__, "a torch.Tensor"))
+            if tensor.device.type == "meta":
+                raise ArgumentError(explain(name, "device meta", "a tensor with values"))
+        if not assign and self.device.type == "meta":
+            allowed = "a device with memory to copy to"
+            raise ArgumentError(explain("device", "a layer on meta", allowed, "load_state_dict(..., assign=True)"))
         text = found.pop("format")
-        if not isinstance(text, torch.Tensor) or text.dtype != torch.uint8 or text.numel() > 4096:
+        if text.dtype != torch.uint8 or text.ndim != 1 or text.layout != torch.strided or text.numel() > 4096:
             raise ArgumentError(explain("format", "another tensor", "uint8 text of at most 4096 bytes"))
         try:
             metadata = json.loads(bytes(text.cpu().tolist()))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ArgumentError(explain("format", "text that is no JSON", "what state_dict() wrote")) from None
         mine = layout.metadata(self.types, self.shape_n, self.shape_k)
         if metadata != mine:
@@ -312,5 +334,10 @@ class HummingLayer(torch.nn.Module):
             raise ArgumentError(explain(key, repr(got), f"{mine.get(key)!r}, as this layer was made"))
         if self.has_bias != ("bias" in found):
             raise ArgumentError(explain("bias", "present" if "bias" in found else "absent", f"bias={self.has_bias}"))
-        tensors = {name: tensor.detach().to(self.device, copy=True) for name, tensor in found.items()}
-        return layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)
+        if assign:
+            tensors = {name: tensor.detach() for name, tensor in found.items()}
+        else:
+            tensors = {name: tensor.detach().to(self.device, copy=True) for name, tensor in found.items()}
+        packed = layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)
+        packed.check_values()
+        return packed

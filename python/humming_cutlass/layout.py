@@ -16,8 +16,15 @@ import numpy as np
 
 from humming_cutlass import _tensors, dtypes, support
 from humming_cutlass._tensors import Array
-from humming_cutlass.config import ATOM_K, ATOM_N, TypeConfig, check_group_size
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError, ToolchainError, UnsupportedError, explain
+from humming_cutlass.config import ATOM_K, ATOM_N, TypeConfig, check_group_size, integer
+from humming_cutlass.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKernelError,
+    ToolchainError,
+    UnsupportedError,
+    explain,
+)
 
 __all__ = ["SCALE_ROW_ORDER", "PackedWeight", "group_count", "pack", "packed_group_count", "unpack"]
 
@@ -29,14 +36,18 @@ _FORMAT = "humming_cutlass.packed.v1"
 _TENSORS = ("data", "scale", "zero", "bias", "global_scale")
 
 
+def _ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)  # exact, where a quotient of floats is not
+
+
 def group_count(types: TypeConfig, k: int) -> int:
     """Returns how many scales a row of k columns has."""
-    return 1 if types.group_size == -1 else math.ceil(k / types.group_size)
+    return 1 if types.group_size == -1 else _ceil_div(k, types.group_size)
 
 
 def packed_group_count(types: TypeConfig, k: int) -> int:
     """Returns how many scales a row of a packed weight has: those of the k columns padded to whole atoms."""
-    return 1 if types.group_size == -1 else math.ceil(math.ceil(k / ATOM_K) * ATOM_K / types.group_size)
+    return 1 if types.group_size == -1 else _ceil_div(_ceil_div(k, ATOM_K) * ATOM_K, types.group_size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,12 +80,14 @@ class PackedWeight:
 
     def __post_init__(self) -> None:
         """Checks every shape, dtype and device: a file that was tampered with must not make a kernel read elsewhere."""
-        for parameter, value in (("n", self.n), ("k", self.k)):
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(explain(parameter, repr(value), "an integer >= 1", 1))
+        for parameter in ("n", "k"):
+            value = integer(getattr(self, parameter), parameter)
+            if value < 1:
+                raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
+            object.__setattr__(self, parameter, value)
         check_types(self.types, self.k)
         _tensors.check_array(self.data, "data")
-        rows, columns = math.ceil(self.n / ATOM_N), math.ceil(self.k / ATOM_K)
+        rows, columns = _ceil_div(self.n, ATOM_N), _ceil_div(self.k, ATOM_K)
         scales = (rows, packed_group_count(self.types, self.k), ATOM_N)
         torch_data = _tensors.is_torch(self.data)
         self._check("data", "int32" if torch_data else "uint32", (rows, columns, 32 * self.types.bits))
@@ -120,6 +133,8 @@ class PackedWeight:
             raise ArgumentError(
                 explain(parameter, f"device {_tensors.device_of(tensor)}", f"{_tensors.device_of(self.data)} like data")
             )
+        if _tensors.is_torch(tensor) and str(tensor.layout) != "torch.strided":
+            raise ArgumentError(explain(parameter, f"layout {tensor.layout}", "a dense tensor", "to_dense()"))
         if not (tensor.is_contiguous() if _tensors.is_torch(tensor) else tensor.flags.c_contiguous):
             raise ArgumentError(explain(parameter, "a tensor that is not contiguous", "a contiguous one"))
 
@@ -153,30 +168,56 @@ class PackedWeight:
         """Returns the weight that `state_dict()` and `metadata()` describe; the file need not be trusted.
 
         Raises:
-            ArgumentError: metadata or tensors are missing, unknown or do not fit together.
-            ArgumentTypeError: a tensor has the wrong dtype.
+            ArgumentError: metadata or tensors are missing, unknown, without memory (meta), not finite, or do not fit
+                together.
+            ArgumentTypeError: something has the wrong Python type, or a tensor the wrong dtype.
             UnsupportedError: the types are unknown.
         """
+        for parameter, given in (("tensors", tensors), ("metadata", metadata)):
+            if not isinstance(given, Mapping):
+                raise ArgumentTypeError(explain(parameter, type(given).__name__, "a dict"))
         if metadata.get("format") != _FORMAT:
             raise ArgumentError(explain("metadata['format']", repr(metadata.get("format")), _FORMAT))
         fields = [f.name for f in dataclasses.fields(TypeConfig)]
         for key in ("n", "k", *(f"types.{f}" for f in fields)):
             if key not in metadata:
                 raise ArgumentError(explain("metadata", f"no {key!r}", "what PackedWeight.metadata() wrote"))
+            if not isinstance(value := metadata[key], str):
+                got = f"{value!r} ({type(value).__name__})"
+                raise ArgumentTypeError(explain(f"metadata[{key!r}]", got, "a string"))
         numbers = {}
         for key in ("n", "k", "types.group_size"):
             try:
                 numbers[key] = int(metadata[key])
             except ValueError:
                 raise ArgumentError(explain(f"metadata[{key!r}]", repr(metadata[key]), "an integer")) from None
-        if unknown := sorted(set(tensors) - set(_TENSORS)):
+        if unknown := sorted(set(tensors) - set(_TENSORS), key=str):
             raise ArgumentError(explain("tensors", f"unknown {unknown[0]!r}", ", ".join(_TENSORS)))
         for name in ("data", "scale"):
             if name not in tensors:
                 raise ArgumentError(explain("tensors", f"no {name!r}", ", ".join(_TENSORS)))
         words = {f: metadata[f"types.{f}"] for f in fields if f != "group_size"}
         types = TypeConfig(**words, group_size=numbers["types.group_size"])
-        return cls(types=types, n=numbers["n"], k=numbers["k"], **tensors)
+        packed = cls(types=types, n=numbers["n"], k=numbers["k"], **tensors)
+        packed.check_values()
+        return packed
+
+    def check_values(self) -> None:
+        """Reads what a file brought: `pack` refuses the same values.
+
+        Raises:
+            ArgumentError: there is no memory to read, or a scale or zero point of the n rows, the bias or the global
+                scale is not finite. Rows that are padding may hold anything.
+        """
+        if self.device == "meta":
+            raise ArgumentError(explain("data", "device meta", "tensors with values"))
+        groups = packed_group_count(self.types, self.k)  # those beyond k too: they meet activations of 0
+        for parameter, element in (("scale", self.types.element_scale), ("zero", zero_element(self.types))):
+            if (tensor := getattr(self, parameter)) is not None:
+                _tensors.check_finite(_unpack_rows(tensor, self.n, groups), element, parameter)
+        for parameter in ("bias", "global_scale"):
+            if (tensor := getattr(self, parameter)) is not None:
+                _tensors.check_finite(tensor, "float32", parameter)
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans belong to a process and to these very tensors.
@@ -229,7 +270,7 @@ def pack_codes(codes: Array, types: TypeConfig) -> Array:
 
 
 def _pack_codes_cuda(codes: Array, types: TypeConfig) -> Array:
-    """Packs on the device where a compiler is found, else through the host: the bytes are the same."""
+    """Packs on the device where its kernel can be had, else through the host: the bytes are the same."""
     import torch
 
     from humming_cutlass import _C, build, emitter, planner
@@ -238,7 +279,7 @@ def _pack_codes_cuda(codes: Array, types: TypeConfig) -> Array:
     try:
         source = emitter.emit_pack(types.element_b, device.arch)
         path = build.compile_kernels([source])[source.name]
-    except ToolchainError:
+    except (ToolchainError, MissingKernelError):
         return pack_codes(codes.cpu(), types).to(codes.device)
     n, k = codes.shape
     packed: Array = torch.empty(
@@ -260,9 +301,15 @@ def _check_codes(codes: Array, types: TypeConfig) -> None:
     _tensors.check_array(codes, "codes")
     element = _tensors.element_of(codes)
     if element != "uint8":
-        raise ArgumentTypeError(
-            explain("codes", f"dtype {element}", f"uint8: the bit patterns of {types.element_b}", "codes.view(uint8)")
-        )
+        allowed = f"uint8: the bit patterns of {types.element_b}"
+        b, library = dtypes.parse(types.element_b), "torch" if _tensors.is_torch(codes) else "np"
+        nearest = None
+        if element == "int8" and b.kind is dtypes.Kind.INT:
+            allowed += " (two's complement)"
+            nearest = f"codes.view({library}.uint8) & 0x{(1 << b.bits) - 1:02X}"
+        elif "int" in element:
+            nearest = "codes.to(torch.uint8)" if library == "torch" else "codes.astype(np.uint8)"
+        raise ArgumentTypeError(explain("codes", f"dtype {element}", allowed, nearest))
     if codes.ndim != 2 or 0 in codes.shape:
         raise ArgumentError(explain("codes", f"shape {tuple(codes.shape)}", "(n, k) with n, k >= 1"))
     if _tensors.device_of(codes).split(":")[0] not in ("cpu", "cuda"):

@@ -56,7 +56,8 @@ def gemm(
 
     Raises:
         ArgumentTypeError: an argument has the wrong Python type or dtype.
-        ArgumentError: a shape or device does not fit, or `a` requires a gradient.
+        ArgumentError: a shape or device does not fit, `a` requires a gradient, or elements of `out` share memory with
+            one another or with `a`.
         UnsupportedError: no kernel implements `config`.
         ToolchainError, CompileError, CacheError, LaunchError: a kernel cannot be built or run.
     """
@@ -132,6 +133,11 @@ def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
         raise ArgumentError(explain("out", f"device {_tensors.device_of(out)}", f"{_tensors.device_of(a)} like a"))
     if any(stride == 0 and size > 1 for stride, size in zip(_strides(out), out.shape, strict=True)):
         raise ArgumentError(explain("out", "an expanded tensor (stride 0)", "memory of its own for every element"))
+    if _may_overlap_itself(out):
+        got = f"shape {tuple(out.shape)} with strides {_strides(out)}, which overlap"
+        raise ArgumentError(explain("out", got, "memory of its own for every element"))
+    if _shares_memory(out, a):
+        raise ArgumentError(explain("out", "memory that a is in", "memory of its own", "out=None, or a.clone()"))
     if _tensors.is_torch(out):
         if out.requires_grad and _grad_enabled():
             raise ArgumentError(explain("out", "a tensor that requires a gradient", "inference only"))
@@ -147,6 +153,61 @@ def _grad_enabled() -> bool:
 
 def _strides(x: Array) -> tuple[int, ...]:
     return tuple(x.stride()) if _tensors.is_torch(x) else tuple(x.strides)
+
+
+def _may_overlap_itself(x: Array) -> bool:
+    """Whether elements may share memory: a dimension steps less than what those with smaller steps span."""
+    if 0 in x.shape:
+        return False
+    span = 1 if _tensors.is_torch(x) else x.itemsize  # strides count elements there, bytes here
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(_strides(x), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
+class _Bytes:
+    """Where the elements of a tensor lie, as numpy wants to hear it. Nothing is read: it may be a GPU's memory."""
+
+    def __init__(self, x: Array) -> None:
+        size = x.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(x.shape),
+            "strides": tuple(stride * size for stride in x.stride()),
+        }
+
+
+def _address_range(x: Array) -> tuple[int, int]:
+    """Returns the first byte of a torch tensor that is not empty, and the one after its last."""
+    start: int = x.data_ptr()
+    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return start, start + (last + 1) * x.element_size()
+
+
+_OVERLAP_WORK = 10_000
+"""What numpy may try for an exact answer: rows of two interleaved views need a handful."""
+
+
+def _shares_memory(x: Array, y: Array) -> bool:
+    """Whether an element of `x` and one of `y` share memory; true where that is too hard to tell."""
+    if _tensors.device_of(x) == "meta" or 0 in x.shape or 0 in y.shape:
+        return False
+    if _tensors.is_torch(x):
+        # Ranges first: two views of different memory, which is nearly every call, cost no arrays.
+        (x_start, x_stop), (y_start, y_stop) = _address_range(x), _address_range(y)
+        if x_stop <= y_start or y_stop <= x_start:
+            return False
+    left, right = (np.asarray(_Bytes(t)) if _tensors.is_torch(t) else t for t in (x, y))
+    try:
+        return bool(np.shares_memory(left, right, max_work=_OVERLAP_WORK))
+    except RuntimeError:  # TooHardError, which numpy 2 has moved
+        return True
 
 
 def _host_buffer(rows: int, columns: int) -> Array:
