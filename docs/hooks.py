@@ -16,7 +16,7 @@ def on_page_read_source(page: Any, config: Any) -> str | None:
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
     text = text.replace("](docs/", "](")
     # Files outside docs/ are not part of the site.
-    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]*/)?([\w.]+\.(?:py|md))\)", _link, text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]*/)?([\w.-]+\.(?:py|md|jsonl))\)", _link, text)
 
 
 def _link(found: re.Match[str]) -> str:
