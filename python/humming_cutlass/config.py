@@ -115,16 +115,18 @@ class WeightConfig:
 
     def __post_init__(self) -> None:
         """Checks Python types; `resolve` checks what the words mean."""
-        if not isinstance(self.dtype, str):
-            got = f"{self.dtype!r} ({type(self.dtype).__name__})"
+        dtype: object = self.dtype
+        if not isinstance(dtype, str):
+            got = f"{dtype!r} ({type(dtype).__name__})"
             raise ArgumentTypeError(explain("weight_config['dtype']", got, "the name of a type"))
         for field in ("strategy", "scale_dtype", "zero_point", "zero_dtype"):
             value = getattr(self, field)
             if value is not None and not isinstance(value, str):
                 got = f"{value!r} ({type(value).__name__})"
                 raise ArgumentTypeError(explain(field, got, "a string or None"))
-        if not isinstance(self.global_scale, bool):
-            got = f"{self.global_scale!r} ({type(self.global_scale).__name__})"
+        global_scale: object = self.global_scale
+        if not isinstance(global_scale, bool):
+            got = f"{global_scale!r} ({type(global_scale).__name__})"
             raise ArgumentTypeError(explain("global_scale", got, "True or False; the factor comes with the weight"))
 
     @classmethod

@@ -173,7 +173,8 @@ class PackedWeight:
             ArgumentTypeError: something has the wrong Python type, or a tensor the wrong dtype.
             UnsupportedError: the types are unknown.
         """
-        for parameter, given in (("tensors", tensors), ("metadata", metadata)):
+        arguments: dict[str, object] = {"tensors": tensors, "metadata": metadata}
+        for parameter, given in arguments.items():
             if not isinstance(given, Mapping):
                 raise ArgumentTypeError(explain(parameter, type(given).__name__, "a dict"))
         if metadata.get("format") != _FORMAT:
@@ -182,7 +183,8 @@ class PackedWeight:
         for key in ("n", "k", *(f"types.{f}" for f in fields)):
             if key not in metadata:
                 raise ArgumentError(explain("metadata", f"no {key!r}", "what PackedWeight.metadata() wrote"))
-            if not isinstance(value := metadata[key], str):
+            value: object = metadata[key]
+            if not isinstance(value, str):
                 got = f"{value!r} ({type(value).__name__})"
                 raise ArgumentTypeError(explain(f"metadata[{key!r}]", got, "a string"))
         numbers = {}

@@ -190,7 +190,7 @@ def _address_range(x: Array) -> tuple[int, int]:
     return start, start + (last + 1) * x.element_size()
 
 
-_OVERLAP_WORK = 10_000
+_OVERLAP_WORK: Any = 10_000
 """What numpy may try for an exact answer: rows of two interleaved views need a handful."""
 
 
