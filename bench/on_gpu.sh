@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go: build, test, grid, bench. Results go to $OUT (default ./out).
 #
-#   bench/on_gpu.sh                       # all sections
-#   bench/on_gpu.sh build test            # some of them, in this order
+#   bench/on_gpu.sh                       # build test grid bench
+#   bench/on_gpu.sh build types edges     # some sections, in this order; types and edges are more suites of the benchmark
 #   BENCH_ARGUMENTS="--m 1,16" GRID_ARGUMENTS="--types int4" bench/on_gpu.sh build grid bench
+#   TYPES_ARGUMENTS="--weights int2,int3" EDGES_ARGUMENTS="--m 17" likewise
 #
 # Run from the repository's root. Works without a network: where .carry/wheels holds wheels, what the machine lacks is
 # installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel.
@@ -12,8 +13,8 @@ set -euo pipefail
 sections=${*:-build test grid bench}
 for section in $sections; do
   case $section in
-    build | test | grid | bench) ;;
-    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench" >&2; exit 2 ;;
+    build | test | grid | bench | types | edges) ;;
+    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench, types, edges" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "$0")/.."
@@ -56,14 +57,28 @@ run_grid() {
   "$python" bench/grid.py --out "$OUT/grid.jsonl" ${GRID_ARGUMENTS:-} 2>&1 | tee "$OUT/grid.txt"
 }
 
+# A suite of the benchmark: its name, then arguments. Rows are written one by one: what is interrupted keeps what it has.
+suite() {
+  local name=$1
+  shift
+  "$python" -m humming_cutlass bench --suite "$name" --device cuda --json "$OUT/$name.jsonl" "$@" 2>&1 |
+    tee "$OUT/$name.txt"
+}
+
 run_bench() {
   local status=0
   "$python" -m humming_cutlass demo --device cuda | tee "$OUT/demo.txt" || status=1
   # shellcheck disable=SC2086  # the arguments are words
-  "$python" -m humming_cutlass bench --device cuda --json "$OUT/bench.jsonl" ${BENCH_ARGUMENTS:-} | tee "$OUT/bench.txt" ||
-    status=1
+  suite hopper ${BENCH_ARGUMENTS:-} || status=1
+  "$python" -m humming_cutlass bench host --device cuda --json "$OUT/hopper.jsonl" | tee "$OUT/host.txt" || status=1
   return $status
 }
+
+# shellcheck disable=SC2086  # the arguments are words
+run_types() { suite hopper-types ${TYPES_ARGUMENTS:-}; }
+
+# shellcheck disable=SC2086  # the arguments are words
+run_edges() { suite hopper-edges ${EDGES_ARGUMENTS:-}; }
 
 failed=0
 for section in $sections; do

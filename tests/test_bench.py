@@ -2,19 +2,38 @@
 
 import json
 import math
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from humming_cutlass import cli, reference  # noqa: E402
-from humming_cutlass.benchmark import CONTENDERS, Plan, Problem, contenders, parse_shape, run  # noqa: E402
+from humming_cutlass.benchmark import (  # noqa: E402
+    CONTENDERS,
+    SUITES,
+    Filter,
+    Plan,
+    Problem,
+    contenders,
+    parse_shape,
+    plans,
+    report,
+    run,
+    timing,
+)
 from humming_cutlass.benchmark import humming as peer  # noqa: E402
 from humming_cutlass.benchmark.problem import RandomWeight  # noqa: E402
 from humming_cutlass.benchmark.roofline import Roofline, roofline  # noqa: E402
-from humming_cutlass.benchmark.timing import rotation_bytes, time_calls  # noqa: E402
+from humming_cutlass.benchmark.timing import record, rotation_bytes, time_calls, time_together  # noqa: E402
 from humming_cutlass.errors import ArgumentError  # noqa: E402
 
+ROOT = pathlib.Path(__file__).parents[1]
 CPU = torch.device("cpu")
 FORMATS = [
     ("int4", 128, None),
@@ -27,8 +46,13 @@ FORMATS = [
 ]
 
 
-def _problem(weight="int4", group=128, scale=None, a="float16", n=48, k=256):
-    return Problem.create(n=n, k=k, element_a=a, weight=weight, group_size=group, scale=scale)
+def _problem(weight="int4", group=128, scale=None, a="float16", n=48, k=256, **words):
+    return Problem.create(n=n, k=k, element_a=a, weight=weight, group_size=group, scale=scale, **words)
+
+
+def _plan(**words):
+    defaults = {"problems": [_problem()], "tokens": [3], "contenders": ["humming_cutlass"], "device": CPU}
+    return Plan(**(defaults | {"repeats": 2, "bandwidth_gbps": 10.0, "peak_tflops": 0.1} | words))
 
 
 @pytest.fixture(autouse=True)
@@ -52,23 +76,24 @@ def test_random_weight_is_what_the_float64_reference_says(weight, group, scale, 
 
 @pytest.mark.parametrize(("weight", "group", "scale"), FORMATS)
 def test_every_contender_is_right_on_the_cpu(weight, group, scale):
-    plan = Plan(
-        problems=[_problem(weight, group, scale)],
-        tokens=[1, 7],
-        contenders=["humming_cutlass", "torch.matmul", "dequantize+torch.matmul"],
-        device=CPU,
-        repeats=2,
-        bandwidth_gbps=10.0,
-        peak_tflops=0.1,
-    )
-    rows = list(run(plan))
-    assert len(rows) == plan.points == 6
-    for row in rows:
-        assert row["within"], row
-        assert row["rel_err"] <= 1e-3
-        assert row["us"] > 0
-        assert row["tflops"] == pytest.approx(2 * row["m"] * 48 * 256 / row["us"] / 1e6, abs=0.006)
-        assert {"gpu", "torch", "version", "date", "command", "clock_mhz", "kernel", "mode"} <= set(row)
+    names = ["humming_cutlass", "torch.matmul", "dequantize+torch.matmul"]
+    for global_scale in (False, True):
+        plan = _plan(
+            problems=[_problem(weight, group, scale, global_scale=global_scale)],
+            tokens=[1, 7],
+            contenders=names,
+            suite="mine",
+        )
+        rows = list(run([plan]))
+        assert [(row["m"], row["impl"]) for row in rows] == [(m, name) for m in (1, 7) for name in names]
+        assert len(rows) == plan.points
+        for row in rows:
+            assert row["within"], row
+            assert row["rel_err"] <= 1e-3
+            assert row["us"] > 0
+            assert row["tflops"] == pytest.approx(2 * row["m"] * 48 * 256 / row["us"] / 1e6, abs=0.006)
+            assert {"gpu", "torch", "version", "date", "command", "clock_mhz", "kernel", "mode"} <= set(row)
+            assert (row["suite"], row["global_scale"]) == ("mine", global_scale)
 
 
 def test_a_wrong_result_is_reported(monkeypatch):
@@ -82,15 +107,7 @@ def test_a_wrong_result_is_reported(monkeypatch):
         return out
 
     monkeypatch.setattr(ops, "gemm", wrong)
-    plan = Plan(
-        problems=[_problem()],
-        tokens=[3],
-        contenders=["humming_cutlass"],
-        device=CPU,
-        bandwidth_gbps=1.0,
-        peak_tflops=1.0,
-    )
-    (row,) = run(plan)
+    (row,) = run([_plan()])
     assert not row["within"]
     assert row["rel_err"] > 0.1
 
@@ -99,28 +116,61 @@ def test_an_output_that_is_not_written_is_reported(monkeypatch):
     from humming_cutlass import ops
 
     monkeypatch.setattr(ops, "gemm", lambda a, weight, *, out=None: out)
-    plan = Plan(
-        problems=[_problem()],
-        tokens=[3],
-        contenders=["humming_cutlass"],
-        device=CPU,
-        bandwidth_gbps=1.0,
-        peak_tflops=1.0,
-    )
-    (row,) = run(plan)
+    (row,) = run([_plan()])
     assert math.isinf(row["rel_err"])
     assert not row["within"]
 
 
-def test_a_missing_peer_is_a_row_with_an_error():
-    if peer_installed():
+def test_a_wrong_last_copy_is_reported(monkeypatch):
+    from humming_cutlass import ops
+
+    right = ops.gemm
+
+    def wrong(a, weight, *, out=None):
+        right(a, weight, out=out)
+        return out.mul_(1 if weight is first else 2)
+
+    made = contenders.HummingCutlass(RandomWeight.draw(_problem(), CPU, seed=0), 1)
+    first = made.copies[0]
+    monkeypatch.setattr(ops, "gemm", wrong)
+    monkeypatch.setitem(CONTENDERS, "humming_cutlass", lambda weight, rotation: made)
+    (row,) = run([_plan()])
+    assert len(made.copies) >= 2
+    assert not row["within"]
+
+
+def test_who_fails_is_a_row_and_the_others_are_timed(monkeypatch):
+    def broken(weight, rotation):
+        raise RuntimeError("no such kernel")
+
+    class Breaks(contenders.TorchMatmul):
+        impl = "breaks"
+
+        def calls(self, a, out):
+            raise AssertionError("not for this m")
+
+    monkeypatch.setitem(CONTENDERS, "broken", broken)
+    monkeypatch.setitem(CONTENDERS, "breaks", Breaks)
+    rows = list(run([_plan(contenders=["broken", "breaks", "humming_cutlass"])]))
+    errors = {row["impl"]: row["error"] for row in rows if "error" in row}
+    assert errors == {"broken": "RuntimeError: no such kernel", "breaks": "AssertionError: not for this m"}
+    assert [row["impl"] for row in rows if "us" in row] == ["humming_cutlass"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("humming", "not importable"),
+        ("streaming_floor", "needs a GPU"),
+        ("humming_cutlass+pdl", "needs a GPU"),
+    ],
+)
+def test_who_cannot_run_here_is_a_row_with_an_error(name, reason):
+    if name == "humming" and peer_installed():
         pytest.skip("humming-kernels is installed")
-    plan = Plan(
-        problems=[_problem()], tokens=[1, 2], contenders=["humming"], device=CPU, bandwidth_gbps=1, peak_tflops=1
-    )
-    rows = list(run(plan))
+    rows = list(run([_plan(tokens=[1, 2], contenders=[name])]))
     assert [row["m"] for row in rows] == [1, 2]
-    assert all("not importable" in row["error"] for row in rows)
+    assert all(reason in row["error"] for row in rows)
 
 
 def peer_installed():
@@ -158,9 +208,18 @@ def test_rotation_covers_what_it_should():
 def test_timing_runs_every_copy():
     ran = []
     timing = time_calls([lambda i=i: ran.append(i) for i in range(3)], device=CPU, repeats=3)
-    assert set(ran) == {0, 1, 2}
+    assert ran[:3] == [0, 1, 2]
     assert timing.us_min <= timing.us
     assert timing.repeats == 3
+
+
+def test_repeats_of_contenders_alternate(monkeypatch):
+    monkeypatch.setattr(timing, "MAX_NODES", 1)
+    ran = []
+    recordings = [record([lambda name=name: ran.append(name)], CPU) for name in "ab"]
+    ran.clear()
+    time_together(recordings, device=CPU, repeats=3)
+    assert ran == ["a", "b"] * 3
 
 
 def test_shapes():
@@ -170,34 +229,244 @@ def test_shapes():
             parse_shape(text)
 
 
-def test_command_writes_json_lines_and_draws_them(tmp_path, capsys):
+def test_dependent_launch_is_asked_for_in_each_call_and_no_longer(monkeypatch):
+    seen = []
+    monkeypatch.setattr(contenders.HummingCutlass, "calls", lambda self, a, out: [lambda: seen.append(_pdl())])
+    monkeypatch.delenv(contenders.PDL_VARIABLE, raising=False)
+    contender = object.__new__(contenders.HummingCutlassPdl)
+    (call,) = contender.calls(None, None)
+    call()
+    assert (seen, _pdl()) == (["1"], None)
+    monkeypatch.setenv(contenders.PDL_VARIABLE, "0")
+    call()
+    assert (seen, _pdl()) == (["1", "1"], "0")
+
+
+def _pdl():
+    return os.environ.get(contenders.PDL_VARIABLE)
+
+
+def test_the_floor_is_timed_where_reading_limits():
+    plan = _plan(tokens=[1, 511, 512, 4096], contenders=["streaming_floor", "humming_cutlass"])
+    assert [len(plan.contenders_at(m)) for m in plan.tokens] == [2, 2, 1, 1]
+    assert plan.points == 6
+
+
+def test_suites_hold_what_has_to_be_shown():
+    (hopper,) = plans("hopper", CPU, Filter())
+    assert len(hopper.problems) == 7
+    assert list(hopper.tokens) == [1 << i for i in range(14)]
+    assert set(hopper.contenders) >= {"humming_cutlass", "humming", "torch.matmul", "streaming_floor"}
+    assert ("humming_cutlass+pdl" in hopper.contenders) == contenders.PDL_BY_DEFAULT
+    assert {(p.types.element_a, p.label, p.types.group_size) for p in hopper.problems} == {("bfloat16", "int4", 128)}
+    (types,) = plans("hopper-types", CPU, Filter())
+    assert len(types.problems) == len({(p.types, p.n, p.k) for p in types.problems}) == 2 * 2 * (8 * 2 + 2)
+    assert {p.label for p in types.problems if p.types.element_zero == "integer"} == {"uint4"}
+    scaled = {(p.types.element_scale, p.types.group_size, p.global_scale) for p in types.problems if "e2m1" in p.label}
+    assert scaled == {("float8_e8m0", 32, False), ("float8_e4m3", 16, True)}
+    edges = {plan.suite: plan for plan in plans("hopper-edges", CPU, Filter())}
+    assert 16384 in edges["hopper-edges/every-m"].tokens
+    assert {(p.n, p.k) for p in edges["hopper-edges/few-rows"].problems} == {(576, 7168), (512, 7168)}
+    assert {16, 17, 32, 33, 64, 65, 128, 129, 256, 257} <= set(edges["hopper-edges/steps"].tokens)
+
+
+def test_filters_narrow_a_suite_down():
+    only = Filter(shapes=[(8192, 8192)], tokens=[16], weights=["uint4"], activations=["float16"], groups=[32])
+    (plan,) = plans("hopper-types", CPU, only)
+    (problem,) = plan.problems
+    assert (problem.label, problem.n, problem.types.group_size, list(plan.tokens)) == ("uint4", 8192, 32, [16])
+    (scaled,) = plans("hopper-types", CPU, Filter(scales=["float8_e8m0"], contenders=["torch.matmul"]))
+    assert {p.label for p in scaled.problems} == {"float4_e2m1"}
+    assert list(scaled.contenders) == ["torch.matmul"]
+    assert [plan.suite for plan in plans("hopper-edges", CPU, Filter(tokens=[17]))] == ["hopper-edges/steps"]
+    with pytest.raises(ArgumentError, match="leave nothing"):
+        plans("hopper", CPU, Filter(tokens=[3]))
+    with pytest.raises(ArgumentError, match=", ".join(SUITES)):
+        plans("ampere", CPU, Filter())
+
+
+WORDS = ["--device", "cpu", "--shapes", "64x128", "--m", "1,4", "--groups", "64", "--repeats", "2"]
+
+
+def test_command_writes_json_lines_and_reports_them(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "results.jsonl"
-    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1,4", "--groups", "64", "--repeats", "2"]
-    words += ["--bandwidth", "10", "--peak", "0.1", "--impl", "humming_cutlass,torch.matmul", "--json", str(path)]
-    assert cli.run(words) == 0
+    words = ["bench", *WORDS, "--bandwidth", "10", "--peak", "0.1", "--json", str(path)]
+    assert cli.run([*words, "--impl", "humming_cutlass,torch.matmul"]) == 0
     assert "humming_cutlass" in capsys.readouterr().out
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(r["impl"], r["m"]) for r in rows] == [
-        ("humming_cutlass", 1),
-        ("humming_cutlass", 4),
-        ("torch.matmul", 1),
-        ("torch.matmul", 4),
+    assert [(r["m"], r["impl"]) for r in rows] == [
+        (1, "humming_cutlass"),
+        (1, "torch.matmul"),
+        (4, "humming_cutlass"),
+        (4, "torch.matmul"),
     ]
-    assert cli.run(["bench", "--plot", str(path), "--output", str(tmp_path / "plots")]) == 0
+    assert cli.run(["bench", "report", str(path)]) == 0
     out = capsys.readouterr().out
-    ratio = rows[2]["us"] / rows[0]["us"]
-    assert f"| 1 | {rows[0]['us']:.1f} | {rows[0]['roofline']:.0%} | {ratio:.2f} |" in out
-    (picture,) = (tmp_path / "plots").iterdir()
-    assert "<svg" in picture.read_text()
+    assert f"| {rows[0]['roofline']:.0%} | {rows[1]['us'] / rows[0]['us']:.2f} |" in out
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "performance.md").write_text(f"kept\n{report.BEGIN}\nreplaced\n{report.END}\nkept too\n")
+    assert cli.run(["bench", "report", str(path), "--out", str(docs)]) == 0
+    text = (docs / "performance.md").read_text()
+    assert text.startswith("kept\n")
+    assert text.endswith("kept too\n")
+    assert "replaced" not in text
+    (picture,) = re.findall(r"\]\((images/.*?\.svg)\)", text)
+    assert "<svg" in (docs / picture).read_text()
 
 
-def test_plot_refuses_what_is_no_result(tmp_path, capsys):
+def test_command_runs_a_narrowed_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr("humming_cutlass.benchmark.suites._SHAPES", [(64, 128)])
+    path = tmp_path / "results.jsonl"
+    words = ["bench", "--device", "cpu", "--suite", "hopper", "--m", "2", "--bandwidth", "10", "--peak", "0.1"]
+    assert cli.run([*words, "--impl", "humming_cutlass", "--json", str(path)]) == 0
+    (row,) = map(json.loads, path.read_text().splitlines())
+    assert (row["suite"], row["m"], row["n"]) == ("hopper", 2, 64)
+
+
+def test_host_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("humming_cutlass.benchmark.host.SHAPES", ((64, 128),))
+    path = tmp_path / "host.jsonl"
+    words = ["bench", "host", "--device", "cpu", "--batches", "3", "--calls", "4", "--json", str(path)]
+    assert cli.run(words) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["impl"] for row in rows] == ["humming_cutlass", "torch.nn.Linear"]
+    for row in rows:
+        assert 0 < row["host_us_min"] <= row["host_us"]
+        assert (row["m"], row["n"], row["k"], row["calls"]) == (1, 64, 128, 4)
+    assert "µs a call" in capsys.readouterr().out
+    text = report.summary(rows)
+    assert f"| humming_cutlass | 64x128 | {rows[0]['host_us']:.2f} |" in text
+
+
+def _row(impl, m, us, *, suite="hopper", date="2026-01-01", n=8192, **words):
+    return {
+        "gpu": "a GPU", "version": "1", "torch": "2", "cuda": "13", "python": "3", "date": date, "command": "bench",
+        "suite": suite, "a": "bfloat16", "b": "int4", "scale": "bfloat16", "zero": "none", "group": 128, "n": n,
+        "k": 8192, "impl": impl, "m": m, "us": us, "within": True, "weight_bytes": 35_000_000, "tflops": 1.0,
+        "roofline_us": us / 2, "roofline": 0.5, "mode": "cold", "clock_mhz": 1980,
+    } | words  # fmt: skip
+
+
+def _cells(text, start):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_report_judges_by_the_goals():
+    rows = []
+    for n, factor in ((8192, 1.2), (4096, 1.5)):
+        for m in (1, 8, 16, 512):
+            rows += [_row("humming_cutlass", m, 10.0, n=n), _row("humming-9.9", m, 10.0 * factor, n=n)]
+            rows.append(_row("torch.matmul", m, 9.8, n=n))
+    rows.append(_row("streaming_floor", 1, 8.1))
+    text = report.summary(rows)
+    few, half, many = (_cells(text, name) for name in ("m ≤ 8", "m = 16", "m ≥ 512, sustained"))
+    assert few[2:6] == ["4", f"{math.sqrt(1.2 * 1.5):.3f} x Humming 9.9", "1.30, aim 1.60", "yes"]
+    assert few[6:] == ["1.200 x Humming 9.9 (8192x8192, m = 1)", "1.10", "yes"]
+    assert half[2] == "2"
+    assert many[3].startswith("0.980 x Humming 9.9 and cuBLAS")  # the faster of the two
+    assert (many[5], many[8]) == ("**no**", "**no**")
+    assert _cells(text, "8192x8192")[1:6] == ["35.0", "8.10", "10.0", "1.23", "yes"]
+
+
+def test_report_compares_within_a_run_only():
+    rows = [_row("humming_cutlass", 1, 10.0), _row("humming-9.9", 1, 20.0), _row("torch.matmul", 1, 30.0)]
+    rows += [_row("humming_cutlass", 1, 5.0, date="2026-01-02"), _row("humming-9.9", 1, 15.0, date="2026-01-02")]
+    rows += [_row("humming-9.9", 1, 1.0, date="2026-01-03")]  # a run without this library
+    assert _cells(report.summary(rows), "1") == ["1", "5.00", "15.0", "50%", "3.00", "1980"]
+
+
+def test_report_does_not_count_what_is_wrong():
+    rows = [_row("humming_cutlass", 1, 1.0, within=False), _row("humming-9.9", 1, 20.0)]
+    text = report.summary(rows)
+    assert "### Goals" not in text
+    assert _cells(text, "1")[1:5] == ["wrong", "20.0", "50%", ""]
+
+
+def test_report_of_other_types_and_edges():
+    rows = []
+    for m, us in ((1, 10.0), (16, 20.0)):
+        for a, factor in (("bfloat16", 1.0), ("float16", 1.5)):
+            words = {"suite": "hopper-types", "b": "int3", "a": a, "scale": a, "group": -1}
+            rows += [_row("humming_cutlass", m, us, **words), _row("humming-9.9", m, us * factor, **words)]
+    for m, us in ((16, 10.0), (17, 11.9), (32, 12.0), (33, 14.0), (64, 13.0)):
+        rows.append(_row("humming_cutlass", m, us, suite="hopper-edges/steps"))
+    rows += [_row("humming_cutlass", 96, 10.0, suite="hopper-edges/every-m")]
+    rows += [_row("torch.matmul", 96, 9.4, suite="hopper-edges/every-m")]
+    text = report.summary(rows)
+    assert _cells(text, "8192x8192 float16 x int3 channel") == [
+        "8192x8192 float16 x int3 channel", "10.0 (1.50)", "20.0 (1.50)"
+    ]  # fmt: skip
+    assert _cells(text, "all") == ["all", f"{math.sqrt(1.5):.2f}", "1.00"]
+    assert f"goal {report.TYPES_GOAL} over all: yes" in text
+    steps = [line.split("|")[2:-1] for line in text.splitlines() if line.count("|") == 7 and "int4" in line]
+    assert [[cell.strip() for cell in line] for line in steps] == [
+        ["96", "10.0", "9.40", "0.94", "**no**"],
+        ["17", "10.0", "11.9", "12.0", "yes"],
+        ["33", "12.0", "14.0", "13.0", "**no**"],
+    ]
+    assert "### Goals" not in text
+
+
+def test_markers_are_needed_once_each():
+    assert report.insert(f"a{report.BEGIN}b{report.END}c", "x\n", "page") == f"a{report.BEGIN}\nx\n{report.END}c"
+    for text in ("", report.BEGIN, report.END + report.BEGIN, 2 * (report.BEGIN + report.END)):
+        with pytest.raises(ArgumentError, match=r"page\.md"):
+            report.insert(text, "x", "page.md")
+
+
+def test_committed_pages_are_what_the_results_say(tmp_path, monkeypatch):
+    """Docs and README hold what the command that they name writes."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(ROOT)
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/performance.md", "README.md")}
+    (command,) = re.findall(r"^Generated by `python -m humming_cutlass (.*)`\.$", pages["docs/performance.md"], re.M)
+    (tmp_path / "docs").mkdir()
+    for name, text in pages.items():
+        head, _, rest = text.partition(report.BEGIN)
+        (tmp_path / name).write_text(head + report.BEGIN + report.END + rest.partition(report.END)[2], encoding="utf-8")
+    words = [str(tmp_path / word) if word in ("docs", "README.md") else word for word in shlex.split(command)]
+    assert cli.run(words) == 0
+    for name, text in pages.items():
+        assert (tmp_path / name).read_text(encoding="utf-8") == text, f"run: python -m humming_cutlass {command}"
+    made = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
+    assert made == {path.name for path in (ROOT / "docs" / "images").glob("*.svg")}
+
+
+def test_report_refuses_what_is_no_result(tmp_path, capsys):
     path = tmp_path / "results.jsonl"
     path.write_text("not json\n")
-    assert cli.run(["bench", "--plot", str(path)]) == 2
+    assert cli.run(["bench", "report", str(path)]) == 2
     assert "results.jsonl:1" in capsys.readouterr().err
-    assert cli.run(["bench", "--plot", str(tmp_path / "none")]) == 2
+    assert cli.run(["bench", "report", str(tmp_path / "none")]) == 2
+    path.write_text(json.dumps(_row("humming_cutlass", 1, 1.0, n=64)) + "\n")
+    assert cli.run(["bench", "report", str(path), "--readme", str(ROOT / "README.md")]) == 2
+    assert cli.run(["bench", "report", str(path), "--out", str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.gpu
+def test_suite_on_a_gpu(tmp_path):
+    """Every contender of the suite, cold and sustained, in a process of its own: it leaves graphs and weights."""
+    path = tmp_path / "results.jsonl"
+    words = ["bench", "--suite", "hopper", "--shapes", "4096x4096", "--m", "1,512", "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "humming_cutlass", *words], capture_output=True, text=True, check=False
+    )
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    timed = {(row["impl"], row["m"]): row for row in rows if "us" in row}
+    assert {("humming_cutlass", 1), ("humming_cutlass", 512), ("torch.matmul", 512)} <= set(timed)
+    assert timed["humming_cutlass", 1]["mode"] == "cold"
+    long = timed["humming_cutlass", 512]
+    assert long["mode"] == "sustained"
+    assert long["us"] * long["calls"] * long["repeats"] > 0.25e6
+    assert all(row["within"] for row in timed.values())
+    if ("streaming_floor", 1) in timed:
+        assert timed["streaming_floor", 1]["us"] <= timed["humming_cutlass", 1]["us"]
+    else:
+        assert any("importable" in row["error"] for row in rows if row["impl"] == "streaming_floor")
 
 
 def test_command_names_the_contenders(capsys):

@@ -12,9 +12,10 @@ import difflib
 import io
 import json
 import pathlib
+import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -138,63 +139,138 @@ def demo(
     _require(result.ok)
 
 
-@app.command()
+bench_app = typer.Typer(help="Measurements, and the pages that are made of them.")
+app.add_typer(bench_app, name="bench")
+
+JsonPath = Annotated[str, typer.Option("--json", help="Append JSON lines to this file; - is stdout.")]
+
+
+@bench_app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
+    suite: Annotated[str, typer.Option(help="hopper, hopper-types or hopper-edges; what follows narrows it.")] = "",
     shapes: Annotated[str, typer.Option(help="NxK,... Default: 8192x8192, on a CPU 4096x4096.")] = "",
     m: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "",
-    weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4,uint4:floating,float6_e3m2.")] = "int4",
-    groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row.")] = "128",
-    activations: Annotated[str, typer.Option(help="float16, bfloat16.")] = "bfloat16",
+    weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4,uint4:floating. Default: int4.")] = "",
+    groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row. Default: 128.")] = "",
+    activations: Annotated[str, typer.Option(help="float16, bfloat16. Default: bfloat16.")] = "",
     scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
     impl: Annotated[str, typer.Option(help="Who is timed; default: all that are installed.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Measurements a point; the median counts.")] = 5,
     bandwidth: Annotated[float, typer.Option(help="GB/s for the roofline; 0: known or measured.")] = 0,
     peak: Annotated[float, typer.Option(help="TFLOP/s for the roofline; 0: known or measured.")] = 0,
-    json_path: Annotated[str, typer.Option("--json", help="Append JSON lines to this file; - is stdout.")] = "",
-    plot: Annotated[pathlib.Path | None, typer.Option(help="Time nothing: draw this results file.")] = None,
-    output: Annotated[pathlib.Path | None, typer.Option(help="With --plot: the folder for pictures.")] = None,
+    json_path: JsonPath = "",
 ) -> None:
     """Times this library and its peers, each result checked against a reference in the same run."""
-    if plot is not None:
-        from humming_cutlass.benchmark.plot import plot as draw
-        from humming_cutlass.benchmark.plot import ratio_table, read_rows
-
-        rows = read_rows(plot)
-        for path in draw(rows, output or plot.parent):
-            print(path)
-        print(ratio_table(rows))
+    if context.invoked_subcommand is not None:
         return
     _require_torch()
     from humming_cutlass import benchmark
 
-    where, reason = _device(device)
-    if reason:
-        print(f"on the CPU, because {reason}", file=sys.stderr)
-    gpu = where.type == "cuda"
-    names = _words(impl, "--impl") if impl else list(benchmark.CONTENDERS)
+    where = _bench_device(device)
+    names = _words(impl, "--impl") if impl else []
     if unknown := sorted(set(names) - set(benchmark.CONTENDERS)):
         raise ArgumentError(explain("--impl", repr(unknown[0]), ", ".join(benchmark.CONTENDERS)))
-    problems = [
-        benchmark.Problem.create(n=n, k=k, element_a=a, weight=b, group_size=group, scale=scale or None)
-        for a in _words(activations, "--activations")
-        for n, k in map(benchmark.parse_shape, _words(shapes or ("8192x8192" if gpu else "4096x4096"), "--shapes"))
-        for b in _words(weights, "--weights")
-        for group in _numbers(groups, "--groups", -1)
-    ]
-    plan = benchmark.Plan(
-        problems=problems,
-        tokens=_numbers(m or ("1,8,16,32,64,128,256,512,1024,4096,8192" if gpu else "1,16,128"), "--m", 1),
+    only = benchmark.Filter(
+        shapes=[benchmark.parse_shape(word) for word in _words(shapes, "--shapes")] if shapes else (),
+        tokens=_numbers(m, "--m", 1) if m else (),
         contenders=names,
-        device=where,
-        repeats=repeats,
-        bandwidth_gbps=bandwidth or None,
-        peak_tflops=peak or None,
+        weights=_words(weights, "--weights") if weights else (),
+        groups=_numbers(groups, "--groups", -1) if groups else (),
+        activations=_words(activations, "--activations") if activations else (),
+        scales=[scale] if scale else (),
     )
-    _run_bench(plan, json_path)
+    plans = benchmark.plans(suite, where, only) if suite else [benchmark.product(where, only)]
+    plans = [
+        dataclasses.replace(plan, repeats=repeats, bandwidth_gbps=bandwidth or None, peak_tflops=peak or None)
+        for plan in plans
+    ]
+    _run_bench(plans, json_path)
 
 
-def _run_bench(plan: Any, json_path: str) -> None:
+@bench_app.command("host")
+def bench_host(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    batches: Annotated[int, typer.Option(min=1, help="Batches of calls; the median counts.")] = 15,
+    calls: Annotated[int, typer.Option(min=1, max=1000, help="Calls in a batch.")] = 1000,
+    json_path: JsonPath = "",
+) -> None:
+    """Times how long an eager call of a layer keeps the host."""
+    _require_torch()
+    from humming_cutlass.benchmark import host
+
+    where = _bench_device(device)
+    with _sink(json_path) as sink:
+        for row in host.run(where, batches=batches, calls=calls):
+            if sink is not None:
+                print(json.dumps(row), file=sink, flush=True)
+            if sink is not sys.stdout:
+                print(f"{row['impl']:<24}{row['n']}x{row['k']}{row['host_us']:>10.2f} µs a call")
+
+
+@bench_app.command("report")
+def bench_report(
+    results: Annotated[list[str], typer.Argument(help="Files that bench --json wrote.")],
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="A folder with performance.md; default: print the tables.")
+    ] = None,
+    readme: Annotated[pathlib.Path | None, typer.Option(help="A README.md whose table to rewrite too.")] = None,
+    shapes: Annotated[str, typer.Option(help="Only these, NxK,...")] = "",
+) -> None:
+    """Makes tables and pictures of results: what stands between two markers of docs/performance.md and README.md."""
+    _require_torch()
+    from humming_cutlass.benchmark import parse_shape, report
+
+    rows = [row for path in results for row in report.read_rows(pathlib.Path(path))]
+    if shapes:
+        wanted = [parse_shape(word) for word in _words(shapes, "--shapes")]
+        rows = [row for row in rows if (row["n"], row["k"]) in wanted]
+    if out is None:
+        print(report.summary(rows))
+    else:
+        # As one types it in the repository's root, wherever the pages are.
+        command = ["python", "-m", "humming_cutlass", "bench", "report", *results, "--out", "docs"]
+        command += ["--readme", "README.md", *(["--shapes", shapes] if shapes else [])]
+        _rewrite(out / "performance.md", report.page(rows, shlex.join(command)))
+        for path in report.pictures(rows, out / "images"):
+            print(path)
+    if readme is not None:
+        _rewrite(readme, report.readme_table(rows, results))
+
+
+def _rewrite(path: pathlib.Path, block: str) -> None:
+    from humming_cutlass.benchmark import report
+
+    try:
+        path.write_text(report.insert(path.read_text(encoding="utf-8"), block, str(path)), encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(explain("report", f"{path} ({error.strerror})", "a page that can be rewritten")) from None
+    print(path)
+
+
+def _bench_device(name: str) -> torch.device:
+    where, reason = _device(name)
+    if reason:
+        print(f"on the CPU, because {reason}", file=sys.stderr)
+    return where
+
+
+@contextlib.contextmanager
+def _sink(json_path: str) -> Iterator[TextIO | None]:
+    """Yields where rows go: nowhere, stdout, or the end of a file."""
+    if json_path in ("", "-"):
+        yield sys.stdout if json_path else None
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(json_path, "a", encoding="utf-8"))
+        except OSError as error:
+            raise ArgumentError(explain("--json", f"{json_path} ({error.strerror})", "a writable file")) from None
+        yield file
+
+
+def _run_bench(plans: list[Any], json_path: str) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -202,23 +278,16 @@ def _run_bench(plan: Any, json_path: str) -> None:
 
     failed = 0
     with contextlib.ExitStack() as stack:
-        sink = None
-        if json_path == "-":
-            sink = sys.stdout
-        elif json_path:
-            try:
-                sink = stack.enter_context(open(json_path, "a", encoding="utf-8"))
-            except OSError as error:
-                raise ArgumentError(explain("--json", f"{json_path} ({error.strerror})", "a writable file")) from None
+        sink = stack.enter_context(_sink(json_path))
         progress = stack.enter_context(
             Progress(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
         )
-        task = progress.add_task("timing", total=plan.points)
+        task = progress.add_task("timing", total=sum(plan.points for plan in plans))
         seen: set[object] = set()
-        for row in benchmark.run(plan):
+        for row in benchmark.run(plans):
             progress.advance(task)
             if "error" in row or not row["within"]:
-                failed += row["impl"] == "humming_cutlass" or "error" not in row
+                failed += row["impl"].startswith("humming_cutlass") or "error" not in row
             if sink is not None:
                 print(json.dumps(row), file=sink, flush=True)
             if sink is sys.stdout:

@@ -1,11 +1,12 @@
-"""Who is timed: this library, torch on an unquantized weight, dequantization followed by torch, and Humming."""
+"""Who is timed: this library, torch on an unquantized weight, dequantization followed by torch, Humming, a stream."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,15 @@ from humming_cutlass import _tensors, ops
 from humming_cutlass.benchmark.problem import RandomWeight
 from humming_cutlass.errors import HummingError
 
-__all__ = ["CONTENDERS", "Contender", "UnavailableError", "bytes_of", "copies_needed"]
+__all__ = ["CONTENDERS", "FLOOR", "Contender", "UnavailableError", "bytes_of", "copies_needed", "default_contenders"]
 
 Call = Callable[[], object]
+
+PDL_BY_DEFAULT = False
+"""Whether programmatic dependent launch is timed unless it is left out; the runtime has to know `PDL_VARIABLE`."""
+PDL_VARIABLE = "HUMMING_CUTLASS_PDL"
+FLOOR = "streaming_floor"
+"""The contender that computes nothing: it reads the bytes of the packed weight."""
 
 
 class UnavailableError(HummingError):
@@ -43,6 +50,8 @@ class Contender(abc.ABC):
     Attributes:
         impl: the name in the results.
         weight_bytes: what has to be read of the weight in a call, scales and zero points included.
+        copies: the weights that calls rotate over.
+        tolerance: how many times the bound on the error it may reach.
 
     Raises:
         UnavailableError: the problem is not one that it can compute.
@@ -50,6 +59,8 @@ class Contender(abc.ABC):
 
     impl: str
     weight_bytes: int
+    copies: Sequence[Any]
+    tolerance: float = 1.0
 
     @abc.abstractmethod
     def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None: ...
@@ -62,6 +73,22 @@ class Contender(abc.ABC):
         """Returns which kernel runs for m tokens, as far as it is known."""
         del m
         return ""
+
+    def error(self, call: Call, out: torch.Tensor, rows: torch.Tensor, expected: torch.Tensor) -> float:
+        """Returns |out - expected| / |expected| after a call, over `rows`; infinite where a value is not finite.
+
+        Args:
+            call: one of `calls`.
+            out: what it writes, poisoned here first.
+            rows: indices of the rows to compare.
+            expected: what they should be, float32.
+        """
+        out.fill_(float("nan"))
+        call()
+        if not bool(torch.isfinite(out).all()):
+            return float("inf")
+        difference = (out[rows].float() - expected).norm()
+        return float(difference / expected.norm().clamp_min(1e-30)) if len(rows) else 0.0
 
     def output_dtype(self, weight: RandomWeight) -> torch.dtype:
         """Returns the type of `out`."""
@@ -78,7 +105,7 @@ class HummingCutlass(Contender):
     impl = "humming_cutlass"
 
     def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
-        first = weight.pack()
+        first = weight.packed
         self.weight_bytes = bytes_of(first.state_dict().values())
         self.copies = [first]
         for _ in range(copies_needed(self.weight_bytes, rotation_bytes) - 1):
@@ -98,6 +125,33 @@ class HummingCutlass(Contender):
         return f"{choice.config.name} split_k={choice.split_k}"
 
 
+class HummingCutlassPdl(HummingCutlass):
+    """The same with programmatic dependent launch: a kernel starts while the one before it ends."""
+
+    impl = "humming_cutlass+pdl"
+
+    def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
+        if weight.codes.device.type != "cuda":
+            raise UnavailableError(f"{self.impl}: needs a GPU")
+        super().__init__(weight, rotation_bytes)
+
+    def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Call]:
+        """See `Contender.calls`; the runtime reads the variable at each launch, so a graph keeps what it said."""
+
+        def launch(call: Call) -> None:
+            before = os.environ.get(PDL_VARIABLE)
+            os.environ[PDL_VARIABLE] = "1"
+            try:
+                call()
+            finally:
+                if before is None:
+                    del os.environ[PDL_VARIABLE]
+                else:
+                    os.environ[PDL_VARIABLE] = before
+
+        return [lambda call=call: launch(call) for call in super().calls(a, out)]  # type: ignore[misc]
+
+
 class TorchMatmul(Contender):
     """`torch.matmul` on the dequantized weight: in the activations' type, or in float32 on a CPU."""
 
@@ -105,7 +159,7 @@ class TorchMatmul(Contender):
 
     def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
         self.dtype = weight.problem.dtype if weight.codes.device.type == "cuda" else torch.float32
-        first = weight.dequantize().to(self.dtype)
+        first = weight.reference.to(self.dtype)
         self.weight_bytes = bytes_of([first])
         self.copies = [first] + [first.clone() for _ in range(copies_needed(self.weight_bytes, rotation_bytes) - 1)]
 
@@ -146,7 +200,8 @@ class DequantizeMatmul(Contender):
             every = torch.arange(step * step, device=codes.device)
             values = torch.stack([values[every % step], values[every // step]], dim=1).contiguous()
         self.table = values
-        self.scale = _tensors.decode(weight.scale, problem.types.element_scale).to(self.dtype)
+        scale = _tensors.decode(weight.scale, problem.types.element_scale)
+        self.scale = (scale if weight.global_scale is None else scale * weight.global_scale).to(self.dtype)
         self.zero = None if weight.zero is None else weight.zero.to(self.dtype)
         self.weight_bytes = bytes_of([codes, self.scale, *([] if self.zero is None else [self.zero])])
         self.copies = [codes.clone() for _ in range(copies_needed(self.weight_bytes, rotation_bytes))]
@@ -188,16 +243,34 @@ class DequantizeMatmul(Contender):
     input_dtype = output_dtype
 
 
-def _humming(weight: RandomWeight, rotation_bytes: int) -> Any:
+def _humming(weight: RandomWeight, rotation_bytes: int) -> Contender:
     from humming_cutlass.benchmark.humming import Humming
 
     return Humming(weight, rotation_bytes)
 
 
+def _floor(weight: RandomWeight, rotation_bytes: int) -> Contender:
+    if weight.codes.device.type != "cuda":
+        raise UnavailableError(f"{FLOOR}: needs a GPU")
+    try:
+        from humming_cutlass.benchmark.floor import StreamingFloor
+    except ImportError as error:
+        raise UnavailableError(f"{FLOOR}: not importable ({error})") from None
+    return StreamingFloor(weight, rotation_bytes)
+
+
 CONTENDERS: dict[str, Callable[[RandomWeight, int], Contender]] = {
     HummingCutlass.impl: HummingCutlass,
+    HummingCutlassPdl.impl: HummingCutlassPdl,
+    "humming": _humming,
     TorchMatmul.impl: TorchMatmul,
     DequantizeMatmul.impl: DequantizeMatmul,
-    "humming": _humming,
+    FLOOR: _floor,
 }
 """Every implementation that can be timed, by name."""
+
+
+def default_contenders(*, leave_out: Iterable[str] = ()) -> list[str]:
+    """Returns who is timed unless the user says otherwise."""
+    without = set(leave_out) | (set() if PDL_BY_DEFAULT else {HummingCutlassPdl.impl})
+    return [name for name in CONTENDERS if name not in without]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from humming_cutlass import dtypes
 from humming_cutlass.benchmark.contenders import Contender, UnavailableError, bytes_of, copies_needed
-from humming_cutlass.benchmark.problem import RandomWeight
+from humming_cutlass.benchmark.problem import Problem, RandomWeight
 from humming_cutlass.config import TypeConfig
 
-__all__ = ["Humming", "pack_bits"]
+__all__ = ["Humming", "pack_bits", "precompile"]
+
+
+_SCALES = {"float8_e8m0": "float8_e8m0fnu", "float8_e4m3": "float8_e4m3fn"}
+"""Types of scales, beside the activations' own, that Humming has for small floats, as torch names them."""
 
 
 def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -34,19 +42,78 @@ def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
 def _weight_type(types: TypeConfig) -> str:
     """Returns Humming's name of the weight's type; it has unsigned integers only, with a fixed zero in the middle."""
     weight = dtypes.parse(types.element_b)
-    if types.element_zero not in ("none", "integer") or types.element_scale != types.element_a:
+    own_scale = types.element_scale == types.element_a
+    if weight.kind is dtypes.Kind.FLOAT and (own_scale or types.element_scale in _SCALES):
+        return weight.name.replace("_", "")
+    if types.element_zero not in ("none", "integer") or not own_scale:
         raise UnavailableError(f"humming: no peer for zero points {types.element_zero}, scales {types.element_scale}")
     if weight.kind is dtypes.Kind.INT and weight.bits >= 2:
         return f"uint{weight.bits}"
     if weight.kind is dtypes.Kind.UINT and weight.bits >= 2 and types.element_zero == "integer":
         return weight.name
-    if weight.kind is dtypes.Kind.FLOAT:
-        return weight.name.replace("_", "")
     raise UnavailableError(f"humming: no peer for {weight.name} with zero points {types.element_zero}")
+
+
+def precompile(problems: Sequence[Problem], tokens: Sequence[int], device: torch.device) -> None:
+    """Compiles, on all cores, the kernels that `Humming` will ask for one by one.
+
+    A small weight of each format makes Humming compile what repacks weights and tells its description of a layer; from
+    that follow the GEMMs of all shapes. What fails here is left to fail, and to be reported, where it is needed.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        from humming.kernel.humming import HummingKernel
+    except ImportError:
+        return
+    formats: dict[TypeConfig, list[Problem]] = {}
+    for problem in problems:
+        formats.setdefault(problem.types, []).append(problem)
+
+    def describe(problem: Problem) -> Any:
+        with contextlib.suppress(Exception), torch.cuda.device(device), torch.no_grad():
+            small = dataclasses.replace(problem, n=256, k=1024)
+            return Humming(RandomWeight.draw(small, device, seed=0), 0).config
+        return None
+
+    def build(arguments: dict[str, Any]) -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device):
+            HummingKernel(**arguments)
+
+    first, *others = (each[0] for each in formats.values())
+    configs = [describe(first)]  # alone: it initializes what the others share
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        configs += pool.map(describe, others)
+        kernels: dict[str, dict[str, Any]] = {}
+        for config, same in zip(configs, formats.values(), strict=True):
+            for problem in same if config is not None else ():
+                shaped = dataclasses.replace(config, shape_n=problem.n, shape_k=problem.k)
+                for m in tokens:
+                    with contextlib.suppress(Exception):
+                        arguments, _ = _kernel(shaped, m)
+                        kernels[json.dumps(arguments, sort_keys=True, default=str)] = arguments
+        list(pool.map(build, kernels.values()))
+
+
+def _tune(config: Any, m: int) -> dict[str, Any]:
+    from humming.tune import get_heuristics_config
+
+    return dict(get_heuristics_config(config, shape_m=m, gemm_type="dense", use_f16_accum=False, device=0))
+
+
+def _kernel(config: Any, m: int) -> tuple[dict[str, Any], int]:
+    """Returns the arguments of the kernel that Humming chooses for m tokens, and its number of SMs."""
+    arguments = json.loads(config.to_str()) | {"gemm_type": "dense", "use_f16_accum": False}
+    arguments |= _tune(config, m)
+    arguments.pop("sublayer_name", None)
+    sm_count = arguments.pop("num_sms", 0)
+    return arguments, sm_count
 
 
 class Humming(Contender):
     """Humming's dense GEMM; weights are packed and kernels chosen and compiled by its own code."""
+
+    tolerance = 4.0  # where it splits k, it rounds partial sums to the output's type
 
     def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
         try:
@@ -72,10 +139,18 @@ class Humming(Contender):
             if problem.n % 32:
                 raise UnavailableError("humming: zero points need n in multiples of 32")
             tensors["zero_point"] = pack_bits(weight.zero.t().contiguous().to(torch.uint8), types.bits).t().contiguous()
+        words: dict[str, Any] = {}
+        if types.element_scale != types.element_a:
+            words["bs_dtype"] = types.element_scale.replace("_", "")
+            tensors["weight_scale"] = weight.scale.view(getattr(torch, _SCALES[types.element_scale]))
+        if weight.global_scale is not None:
+            words["weight_scale_2_type"] = "tensor"
+            tensors["weight_scale_2"] = weight.global_scale
         schema = HummingWeightSchema(
             b_dtype=str(humming_dtypes.DataType.from_str(name)),
             weight_scale_group_size=max(types.group_size, 0),
             has_zero_point=weight.zero is not None,
+            **words,
         )
         schema, tensors = schema.convert_symmetric_integer_weight(tensors)
         config = prepare_layer_config(
@@ -97,20 +172,12 @@ class Humming(Contender):
             self.copies.append({name: t.clone() for name, t in first.items()})
         self.locks = torch.zeros(4096, dtype=torch.int32, device=weight.codes.device)
 
-    def _tune(self, m: int) -> dict[str, Any]:
-        from humming.tune import get_heuristics_config
-
-        return dict(get_heuristics_config(self.config, shape_m=m, gemm_type="dense", use_f16_accum=False, device=0))
-
     def calls(self, a: torch.Tensor, out: torch.Tensor) -> list[Callable[[], object]]:
         """See `Contender.calls`."""
         from humming import ops
         from humming.kernel.humming import HummingKernel
 
-        arguments = json.loads(self.config.to_str()) | {"gemm_type": "dense", "use_f16_accum": False}
-        arguments |= self._tune(a.shape[0])
-        arguments.pop("sublayer_name", None)
-        sm_count = arguments.pop("num_sms", 0)
+        arguments, sm_count = _kernel(self.config, a.shape[0])
         kernel = HummingKernel(**arguments)
         configs = torch.tensor([0, 1 << 30, kernel.kernel_id, sm_count], dtype=torch.int64)
 
@@ -123,6 +190,6 @@ class Humming(Contender):
 
     def kernel(self, m: int) -> str:
         """See `Contender.kernel`."""
-        tuned = self._tune(m)
+        tuned = _tune(self.config, m)
         shapes = ("x".join(map(str, tuned[key])) for key in ("block_shape", "warp_shape"))
         return f"{'/'.join(shapes)} {tuned.get('mma_type')} stages={tuned.get('num_stages')}"

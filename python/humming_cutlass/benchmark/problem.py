@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import torch
@@ -35,15 +36,27 @@ class Problem:
         k: columns of the weight.
         types: the maths.
         label: the weight's type as the user wrote it, e.g. `uint4` or `uint4:floating`.
+        global_scale: whether a factor for the whole weight exists beside the scales.
     """
 
     n: int
     k: int
     types: TypeConfig
     label: str
+    global_scale: bool = False
 
     @classmethod
-    def create(cls, *, n: int, k: int, element_a: str, weight: str, group_size: int, scale: str | None) -> Problem:
+    def create(
+        cls,
+        *,
+        n: int,
+        k: int,
+        element_a: str,
+        weight: str,
+        group_size: int,
+        scale: str | None = None,
+        global_scale: bool = False,
+    ) -> Problem:
         """Returns the problem for user words; `weight` is a type, with `:floating` for a floating zero point.
 
         Raises:
@@ -51,7 +64,8 @@ class Problem:
         """
         dtype, _, zero_point = weight.partition(":")
         config = WeightConfig(dtype=dtype, group_size=group_size, scale_dtype=scale, zero_point=zero_point or None)
-        return cls(n=n, k=k, types=config.resolve(k=k, element_a=element_a), label=weight)
+        types = config.resolve(k=k, element_a=element_a)
+        return cls(n=n, k=k, types=types, label=weight, global_scale=global_scale)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,12 +91,14 @@ class RandomWeight:
             finite codes.
         scale: (n, G) in the scale's type, such that weights have a root mean square of about 0.02.
         zero: (n, G) float32, or None.
+        global_scale: float32 (1,), or None.
     """
 
     problem: Problem
     codes: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None
+    global_scale: torch.Tensor | None
 
     @classmethod
     def draw(cls, problem: Problem, device: torch.device, *, seed: int) -> RandomWeight:
@@ -123,11 +139,25 @@ class RandomWeight:
             uniform = torch.exp2(torch.floor(torch.log2(uniform * (rms / size))))
         else:
             uniform *= rms / size
-        return cls(problem=problem, codes=codes, scale=_tensors.encode(uniform, types.element_scale), zero=zero)
+        return cls(
+            problem=problem,
+            codes=codes,
+            scale=_tensors.encode(uniform, types.element_scale),
+            zero=zero,
+            global_scale=torch.tensor([0.75], device=device) if problem.global_scale else None,
+        )
 
-    def pack(self) -> layout.PackedWeight:
-        """Returns the packed weight on the device of the codes."""
-        return layout.pack(self.codes, self.scale, types=self.problem.types, zero=self.zero)
+    @functools.cached_property
+    def packed(self) -> layout.PackedWeight:
+        """The packed weight, on the device of the codes."""
+        return layout.pack(
+            self.codes, self.scale, types=self.problem.types, zero=self.zero, global_scale=self.global_scale
+        )
+
+    @functools.cached_property
+    def reference(self) -> torch.Tensor:
+        """What `dequantize` returns, computed once."""
+        return self.dequantize()
 
     def table(self) -> torch.Tensor:
         """Returns the value of every code, float32 (2^bits,); a code book's entries as the operand type has them."""
@@ -136,10 +166,12 @@ class RandomWeight:
         return table.to(self.problem.dtype).float() if weight.kind is dtypes.Kind.CODE_BOOK else table
 
     def dequantize(self) -> torch.Tensor:
-        """Returns scale * (value(code) - zero), float32 (n, k), with torch operations only."""
+        """Returns scale * (value(code) - zero) * global_scale, float32 (n, k), with torch operations only."""
         problem, table = self.problem, self.table()
         groups = self.scale.shape[1]
         scale = _tensors.decode(self.scale, problem.types.element_scale)
+        if self.global_scale is not None:
+            scale = scale * self.global_scale
         out = torch.empty(problem.n, problem.k, dtype=torch.float32, device=self.codes.device)
         for start in range(0, problem.n, 2048):
             rows = slice(start, start + 2048)

@@ -14,10 +14,18 @@ import torch
 
 from humming_cutlass import ops, planner
 from humming_cutlass._version import __version__
-from humming_cutlass.benchmark.contenders import CONTENDERS, Contender, UnavailableError
+from humming_cutlass.benchmark import humming
+from humming_cutlass.benchmark.contenders import CONTENDERS, FLOOR, Contender, UnavailableError
 from humming_cutlass.benchmark.problem import Problem, RandomWeight, error_bound
 from humming_cutlass.benchmark.roofline import Roofline, roofline
-from humming_cutlass.benchmark.timing import SUSTAINED_FROM, rotation_bytes, time_calls
+from humming_cutlass.benchmark.timing import (
+    SUSTAINED_FROM,
+    Recording,
+    Timing,
+    record,
+    rotation_bytes,
+    time_together,
+)
 
 __all__ = ["Plan", "environment", "run"]
 
@@ -33,6 +41,7 @@ class Plan:
         tokens: the values of m.
         contenders: names from `CONTENDERS`.
         device: where to run.
+        suite: what the rows are for, see `suites`; empty where the user chose the points.
         repeats: measurements a point; the median is reported.
         bandwidth_gbps: memory bandwidth for the roofline; None takes a known one or measures it.
         peak_tflops: arithmetic peak likewise.
@@ -42,14 +51,19 @@ class Plan:
     tokens: Sequence[int]
     contenders: Sequence[str]
     device: torch.device
+    suite: str = ""
     repeats: int = 5
     bandwidth_gbps: float | None = None
     peak_tflops: float | None = None
 
+    def contenders_at(self, m: int) -> list[str]:
+        """Returns who is timed for m tokens: where arithmetic limits, the time to read the weight says nothing."""
+        return [name for name in self.contenders if name != FLOOR or m < SUSTAINED_FROM]
+
     @property
     def points(self) -> int:
         """How many rows the run produces."""
-        return len(self.problems) * len(self.tokens) * len(self.contenders)
+        return len(self.problems) * sum(len(self.contenders_at(m)) for m in self.tokens)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -67,47 +81,53 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def run(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yields one row a point, in the order problem, contender, m.
+def run(plans: Sequence[Plan]) -> Iterator[dict[str, Any]]:
+    """Yields one row a point, in the order plan, problem, m, contender, as soon as it is measured.
 
-    A contender that cannot compute a problem yields rows with `error` instead of times. `within` says whether the
-    relative error is inside `error_bound`.
+    The contenders of one problem and m are timed together. One that cannot compute a problem, or fails, yields rows
+    with `error` instead of times. `within` says whether the relative error is inside `error_bound`.
     """
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         with torch.no_grad():
-            yield from _run(plan)
+            _compile(plans)
+            ceilings: dict[torch.dtype, Roofline] = {}
+            for common, plan in [(environment(plan.device), plan) for plan in plans]:
+                for row in _run(plan, ceilings):
+                    yield common | row
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def _run(plan: Plan) -> Iterator[dict[str, Any]]:
-    common = environment(plan.device)
-    ceilings: dict[torch.dtype, Roofline] = {}
-    if plan.device.type == "cuda" and "humming_cutlass" in plan.contenders:
-        # One parallel build before the first measurement, instead of one build per type.
-        device = ops.planner_device(plan.device.index or 0)
-        ops.prepare([c for p in plan.problems for c in planner.schedules(p.types, device)])
+def _compile(plans: Sequence[Plan]) -> None:
+    """Compiles in parallel, before the first measurement, what would be compiled at the first call of each type."""
+    for plan in plans:
+        if plan.device.type != "cuda":
+            continue
+        if any(name.startswith("humming_cutlass") for name in plan.contenders):
+            device = ops.planner_device(plan.device.index or 0)
+            ops.prepare([c for p in plan.problems for c in planner.schedules(p.types, device)])
+        if "humming" in plan.contenders:
+            humming.precompile(plan.problems, plan.tokens, plan.device)
+
+
+def _run(plan: Plan, ceilings: dict[torch.dtype, Roofline]) -> Iterator[dict[str, Any]]:
     for index, problem in enumerate(plan.problems):
         if problem.dtype not in ceilings:
             ceilings[problem.dtype] = roofline(
                 plan.device, problem.dtype, bandwidth_gbps=plan.bandwidth_gbps, peak_tflops=plan.peak_tflops
             )
         weight = RandomWeight.draw(problem, plan.device, seed=index)
-        reference = weight.dequantize().t()
+        ready: dict[str, Contender | Exception] = {}
         for name in plan.contenders:
-            base = common | _words(problem) | {"impl": name}
             try:
-                contender = CONTENDERS[name](weight, rotation_bytes(plan.device))
-            except UnavailableError as error:
-                yield from (base | {"m": m, "error": str(error)} for m in plan.tokens)
-                continue
-            base["impl"] = contender.impl
-            for m in plan.tokens:
-                row = _point(plan, contender, weight, reference, m, ceilings[problem.dtype])
-                yield base | row
-            del contender
+                ready[name] = CONTENDERS[name](weight, rotation_bytes(plan.device))
+            except Exception as error:  # a peer's failure, of whatever kind, is no reason to time nobody
+                ready[name] = error
+        for m in plan.tokens:
+            for row in _point(plan, weight, ready, m, ceilings[problem.dtype]):
+                yield {"suite": plan.suite} | _words(problem) | row
 
 
 def _words(problem: Problem) -> dict[str, Any]:
@@ -119,41 +139,66 @@ def _words(problem: Problem) -> dict[str, Any]:
         "scale": types.element_scale,
         "zero": types.element_zero,
         "group": types.group_size,
+        "global_scale": problem.global_scale,
         "n": problem.n,
         "k": problem.k,
     }
 
 
 def _point(
-    plan: Plan, contender: Contender, weight: RandomWeight, reference: torch.Tensor, m: int, ceiling: Roofline
-) -> dict[str, Any]:
+    plan: Plan, weight: RandomWeight, ready: dict[str, Contender | Exception], m: int, ceiling: Roofline
+) -> Iterator[dict[str, Any]]:
     problem, device = weight.problem, plan.device
     generator = torch.Generator(device=device)
     generator.manual_seed(m)
     a = torch.randn(m, problem.k, device=device, generator=generator).to(problem.dtype)
-    a = a.to(contender.input_dtype(weight))
-    out = torch.full((m, problem.n), float("nan"), device=device, dtype=contender.output_dtype(weight))
-    calls = contender.calls(a, out)
-    # A rotation over wrong copies would measure nothing: the last copy is checked too.
-    for call in (calls[-1], calls[0]):
-        out.fill_(float("nan"))
-        call()
-        error = _relative_error(a, out, reference)
-        if not error <= error_bound(problem.types):
-            break
-    timing = time_calls(calls, device=device, sustained=m >= SUSTAINED_FROM, repeats=plan.repeats)
+    rows = torch.unique(torch.linspace(0, m - 1, min(m, _CHECKED_ROWS), device=device).round().long())
+    expected = a[rows].float() @ weight.reference.t()
+    lined_up: list[tuple[Contender, Recording, float]] = []
+    for name in plan.contenders_at(m):
+        contender = ready[name]
+        if not isinstance(contender, Contender):
+            yield {"impl": name, "m": m, "error": _message(contender)}
+            continue
+        try:
+            out = torch.empty(m, problem.n, device=device, dtype=contender.output_dtype(weight))
+            calls = contender.calls(a.to(contender.input_dtype(weight)), out)
+            # A rotation over wrong copies would measure nothing: the last copy is checked too.
+            error = max(contender.error(call, out, rows, expected) for call in (calls[-1], calls[0]))
+            lined_up.append((contender, record(calls, device), error))
+        except Exception as failure:
+            yield {"impl": contender.impl, "m": m, "error": _message(failure)}
+    timings = time_together(
+        [recording for _, recording, _ in lined_up],
+        device=device,
+        sustained=m >= SUSTAINED_FROM,
+        repeats=plan.repeats,
+    )
+    for (contender, _, error), timing in zip(lined_up, timings, strict=True):
+        yield {"impl": contender.impl, "m": m} | _measured(contender, weight, m, error, timing, ceiling)
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+
+
+def _measured(
+    contender: Contender, weight: RandomWeight, m: int, error: float, timing: Timing, ceiling: Roofline
+) -> dict[str, Any]:
+    problem = weight.problem
     operations = 2 * m * problem.n * problem.k
-    moved = contender.weight_bytes + a.numel() * a.element_size() + out.numel() * out.element_size()
+    activations = m * problem.k * contender.input_dtype(weight).itemsize
+    moved = contender.weight_bytes + activations + m * problem.n * contender.output_dtype(weight).itemsize
     bound_us = ceiling.us(moved_bytes=moved, operations=operations)
     return {
-        "m": m,
         "us": round(timing.us, 3),
         "us_min": round(timing.us_min, 3),
         "tflops": round(operations / timing.us / 1e6, 2),
         "gbps": round(moved / timing.us / 1e3, 1),
         "rel_err": float(f"{error:.3g}"),
-        "within": error <= error_bound(problem.types),
+        "within": error <= contender.tolerance * error_bound(problem.types),
         "bytes": moved,
+        "weight_bytes": contender.weight_bytes,
         "roofline_us": round(bound_us, 3),
         "roofline": round(bound_us / timing.us, 4),
         "bandwidth_gbps": round(ceiling.bandwidth_gbps, 1),
@@ -162,19 +207,7 @@ def _point(
         "mode": timing.mode,
         "repeats": timing.repeats,
         "calls": timing.calls,
-        "copies": len(calls),
+        "copies": len(contender.copies),
         "clock_mhz": timing.clock_mhz,
         "kernel": contender.kernel(m),
     }
-
-
-def _relative_error(a: torch.Tensor, out: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns |out - a @ reference| / |a @ reference| over up to 256 rows; infinite where a value is not finite."""
-    if not bool(torch.isfinite(out).all()):
-        return float("inf")
-    m = a.shape[0]
-    if m == 0:
-        return 0.0
-    rows = torch.unique(torch.linspace(0, m - 1, min(m, _CHECKED_ROWS), device=a.device).round().long())
-    expected = a[rows].float() @ reference
-    return float((out[rows].float() - expected).norm() / expected.norm().clamp_min(1e-30))
