@@ -220,7 +220,10 @@ def _goals(results: Results) -> list[str]:
             if not means or not leasts:
                 continue
             mean, (least, where) = _mean(means), min(leasts)
-            names = [" and ".join(results.label(peer) for peer in peers) for peers in (goal.mean_of, goal.least_of)]
+            names = [
+                results.label(peers[0]) if len(peers) == 1 else "the faster of Humming and cuBLAS"
+                for peers in (goal.mean_of, goal.least_of)
+            ]
             lines.append(
                 [
                     goal.name,
@@ -505,7 +508,9 @@ def pictures(rows: Sequence[Row], directory: pathlib.Path) -> list[pathlib.Path]
             figure, axes = pyplot.subplots(figsize=(7, 4.5))
             for label, values, style in curves:
                 axes.plot(list(values), list(values.values()), label=label, **style)
-            axes.set(xscale="log", yscale=scale, xlabel="m (tokens)", ylabel=y)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(yscale=scale, xlabel="m (tokens)", ylabel=y)
             axes.set_title(title, fontsize=10)
             axes.grid(visible=True, which="both", alpha=0.3)
             axes.legend(fontsize=8)
