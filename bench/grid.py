@@ -108,7 +108,7 @@ def main() -> int:
     device = planner.Device(arch=args.compile_only, sm_count=132) if args.compile_only else ops.planner_device(0)
 
     def choose(types: TypeConfig, m: int) -> planner.Choice:
-        return planner.choose(types, m, SHAPE_N, SHAPE_K, device, mainloop=args.mainloop or None)
+        return planner.choose(types, m, SHAPE_N, SHAPE_K, device, mainloops=[args.mainloop] if args.mainloop else None)
 
     start = time.perf_counter()
     configs = dict.fromkeys(choose(types, m).config for types in grid for m in tokens)

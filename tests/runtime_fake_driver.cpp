@@ -29,7 +29,7 @@ struct FakeModule {
 // One launch as the tests read it: see `Launch` in runtime_scenarios.py.
 struct Launch {
   GemmArguments arguments;
-  uint32_t grid, block, shared_memory, cluster;
+  uint32_t grid, block, shared_memory, cluster, dependent;
   uint64_t stream;
   uint64_t context;
   int32_t has_map;
@@ -274,9 +274,12 @@ Result cuLaunchKernelEx(LaunchConfig const* config, Function, void** parameters,
   launch.stream = reinterpret_cast<uint64_t>(config->stream);
   launch.context = reinterpret_cast<uint64_t>(stack.back());
   launch.cluster = 1;
+  launch.dependent = 0;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     if (config->attributes[i].id == kAttributeClusterDimension) {
       launch.cluster = config->attributes[i].value.cluster.x;
+    } else if (config->attributes[i].id == kAttributeProgrammaticStreamSerialization) {
+      launch.dependent = uint32_t(config->attributes[i].value.programmatic_stream_serialization);
     }
   }
   launches.push_back(launch);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import pathlib
 import struct
 import sys
@@ -130,7 +131,7 @@ class Arguments(ctypes.Structure):
 class Launch(ctypes.Structure):
     _fields_ = (
         ("arguments", Arguments),
-        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_memory", "cluster")),
+        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_memory", "cluster", "dependent")),
         ("stream", ctypes.c_uint64),
         ("context", ctypes.c_uint64),
         ("has_map", ctypes.c_int32),
@@ -170,7 +171,7 @@ def map_back(back: int) -> Map:
 
 def cubin(**changes) -> str:
     traits = {
-        "version": 1,
+        "version": 2,
         "threads": 128,
         "smem_bytes": 1024,
         "tile_m": 16,
@@ -178,6 +179,8 @@ def cubin(**changes) -> str:
         "tile_k": 64,
         "cluster_size": 1,
         "persistent": 0,
+        "max_m": 0,
+        "dependent_launch": 0,
         "box_m": 0,
         "box_n": 0,
         "box_b": 0,
@@ -187,7 +190,7 @@ def cubin(**changes) -> str:
     assert changes.keys() <= traits.keys()
     traits.update(changes)
     path = folder / f"{len(list(folder.iterdir()))}.cubin"
-    path.write_bytes(b"FAKE" + struct.pack("13i", *traits.values()))
+    path.write_bytes(b"FAKE" + struct.pack("15i", *traits.values()))
     return str(path)
 
 
@@ -247,7 +250,7 @@ def loading():
     assert fake.fake_stack() == 0, "the context stack must be as before"
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
-    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 1")
+    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 2")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
     raises(LaunchError, lambda: kernel(smem_bytes=300000).traits(0), "smem_bytes: got 300000", "232448")
     fake.fake_static_shared(1024)
@@ -389,6 +392,9 @@ def grids():
     clustered = plan(kernel(persistent=1, cluster_size=4))
     clustered.run(a_of(330), d_of(330), 0)
     assert last_launch().grid == 8, "whole clusters only"
+    few = plan(kernel(max_m=16, persistent=1))
+    few.run(a_of(16), d_of(16), 0)
+    raises(ArgumentError, lambda: few.run(a_of(17), d_of(17), 0), "m: got 17; allowed: at most 16 for this kernel")
     wide = FakeTensor((3 << 30, K), FLOAT16, strides=(0, 1))
     done = fake.fake_launches()
     tall = FakeTensor((1 << 30, K), FLOAT16, strides=(0, 1))
@@ -401,6 +407,19 @@ def grids():
     raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 0), "split_k: got 0; allowed: 1 to 4")
     raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 5), "split_k: got 5; allowed: 1 to 4")
     assert fake.fake_launches() == done
+
+
+def dependent_launches():
+    waiting, others = plan(kernel(dependent_launch=1, cluster_size=2)), plan()
+    for value, wanted in (("1", 1), ("0", 0), ("", 0), ("10", 0), (None, 0)):
+        if value is None:
+            del os.environ["HUMMING_CUTLASS_PDL"]
+        else:
+            os.environ["HUMMING_CUTLASS_PDL"] = value
+        waiting.run(a_of(33), d_of(33), 0)
+        assert (last_launch().dependent, last_launch().cluster) == (wanted, 2)
+        others.run(a_of(33), d_of(33), 0)
+        assert last_launch().dependent == 0, "a kernel that does not wait itself must not start early"
 
 
 def tensor_maps():

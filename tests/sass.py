@@ -22,14 +22,22 @@ from humming_cutlass.config import GemmConfig
 __all__ = ["TABLE_HEADER", "Machine", "constant", "problems", "read", "table_row", "tool"]
 
 #: Traps that a kernel may hold, by kernel template; none needs one.
-ALLOWED_TRAPS: Mapping[str, int] = {support.SM80: 0, support.SM90: 0}
+ALLOWED_TRAPS: Mapping[str, int] = dict.fromkeys(support.MAINLOOPS, 0)
 
 _MMA = re.compile(r"MMA\b|MMA\.")
 #: Everything that copies from global to shared memory without registers, back, or reduces so.
 _COPIES = ("LDGSTS", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLKPF", "UBLKRED", "LDTM", "STTM")
-_EXPECTED_COPIES = {support.SM80: {"LDGSTS"}, support.SM90: {"UTMALDG"}}
+_EXPECTED_COPIES = {
+    support.SM80: {"LDGSTS"},
+    support.SM90: {"UTMALDG"},
+    support.SM90_DECODE: {"UBLKCP"},
+}
 #: What else the mainloop is made of: ldmatrix; transaction barriers and the register hand-over.
-_EXPECTED_OTHERS = {support.SM80: {"LDSM", "LDGDEPBAR"}, support.SM90: {"SYNCS", "USETMAXREG", "WARPGROUP"}}
+_EXPECTED_OTHERS = {
+    support.SM80: {"LDSM", "LDGDEPBAR"},
+    support.SM90: {"SYNCS", "USETMAXREG", "WARPGROUP"},
+    support.SM90_DECODE: {"SYNCS"},
+}
 _LOCAL = ("STL", "LDL")
 #: Opcode lines: address, perhaps a predicate, opcode.
 _LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.MULTILINE)
@@ -103,7 +111,7 @@ def _traits_fields() -> list[str]:
         if header.exists():
             text = header.read_text()
             body = text[text.index("struct KernelTraits {") :]
-            return re.findall(r"^\s*int32_t (\w+);", body[: body.index("};")], re.MULTILINE)
+            return re.findall(r"^\s*int32_t (\w+)(?: = \d+)?;", body[: body.index("};")], re.MULTILINE)
     raise FileNotFoundError("device/arguments.hpp")
 
 
@@ -128,7 +136,16 @@ def expected_mma(config: GemmConfig) -> tuple[str, int]:
     suffix = ".F32.BF16" if config.types.element_a == "bfloat16" else ".F32"
     if config.schedule.mainloop == support.SM80:
         return f"HMMA.16816{suffix}", (warp_m // 8) * (warp_n // 16) * (tile_k // 16)
+    if config.schedule.mainloop == support.SM90_DECODE:
+        return f"HMMA.16816{suffix}", tile_m // 8 * (tile_k // support.DECODE_WARPS // 16)
     return f"HGMMA.64x{tile_m}x16{suffix}", tile_k // 16
+
+
+def _expected_copies(config: GemmConfig) -> set[str]:
+    """What copies; the factors of groups, and zero points, of the kernel for few tokens come by cp.async."""
+    factors = config.types.group_size != -1 or config.types.element_zero != "none"
+    decode = config.schedule.mainloop == support.SM90_DECODE
+    return _EXPECTED_COPIES[config.schedule.mainloop] | ({"LDGSTS"} if decode and factors else set())
 
 
 def _difference(found: Iterable[str], expected: set[str], what: str) -> list[str]:
@@ -146,7 +163,7 @@ def problems(machine: Machine, config: GemmConfig) -> list[str]:
     found = _difference([x for x in opcodes if _MMA.search(x.split(".")[0])], {mma}, "MMA")
     if not found and opcodes[mma] % per_tile:
         found.append(f"{opcodes[mma]} times {mma}, not a multiple of {per_tile}")
-    found += _difference(bases & set(_COPIES), _EXPECTED_COPIES[mainloop], "copy")
+    found += _difference(bases & set(_COPIES), _expected_copies(config), "copy")
     found += [f"missing {x}" for x in sorted(_EXPECTED_OTHERS[mainloop] - bases)]
     if local := machine.count(*_LOCAL):
         found.append(f"{local} accesses to local memory")

@@ -189,7 +189,7 @@ def test_precompile_asks_for_every_kernel_of_the_planner(call, tmp_path, monkeyp
                 device = planner.Device(arch=arch, sm_count=100)
                 wanted |= {c.name for c in planner.schedules(types, device)}
                 # Unaligned activations and scales beyond float16's range take the SM80 mainloop, on every GPU.
-                wanted |= {c.name for c in planner.schedules(types, device, mainloop=support.SM80)}
+                wanted |= {c.name for c in planner.schedules(types, device, mainloops=[support.SM80])}
                 wanted.add(emitter.emit_pack(types.element_b, arch).name)
     assert {s.name for s in asked} == wanted
     assert {s.arch for s in asked} == {"sm_80", "sm_90a"}

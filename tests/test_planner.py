@@ -70,15 +70,21 @@ def test_schedules(types: TypeConfig, device: planner.Device) -> None:
     assert all(support.check(c) is None for c in configs)
     rows = [c.schedule.tile_shape[0] for c in configs]
     assert rows == sorted(rows)
-    sm80 = planner.schedules(types, device, mainloop=support.SM80)
+    sm80 = planner.schedules(types, device, mainloops=[support.SM80])
     assert sm80
     assert all(c.schedule.mainloop == support.SM80 and support.check(c) is None for c in sm80)
     try:
-        sm90 = planner.schedules(types, device, mainloop=support.SM90)
+        sm90 = planner.schedules(types, device, mainloops=[support.SM90])
     except errors.UnsupportedError:
         sm90 = []
     assert all(c.schedule.mainloop == support.SM90 and support.check(c) is None for c in sm90)
-    assert configs == (sm90 or sm80)
+    try:
+        decode = planner.schedules(types, device, mainloops=[support.SM90_DECODE])
+    except errors.UnsupportedError:
+        decode = []
+    assert all(c.schedule.mainloop == support.SM90_DECODE and support.check(c) is None for c in decode)
+    assert configs == decode + (sm90 or sm80)
+    assert bool(decode) == (device.arch == "sm_90a")
     if device.arch != "sm_90a":
         assert not sm90
 
@@ -86,9 +92,9 @@ def test_schedules(types: TypeConfig, device: planner.Device) -> None:
 @settings(max_examples=200, deadline=None)
 @given(legal_types(), DEVICES, st.integers(0, 1 << 20))
 def test_the_named_mainloop_is_chosen(types: TypeConfig, device: planner.Device, m: int) -> None:
-    choice = planner.choose(types, m, 4096, 4096, device, mainloop=support.SM80)
+    choice = planner.choose(types, m, 4096, 4096, device, mainloops=[support.SM80])
     assert choice.config.schedule.mainloop == support.SM80
-    assert choice.config in planner.schedules(types, device, mainloop=support.SM80)
+    assert choice.config in planner.schedules(types, device, mainloops=[support.SM80])
 
 
 @pytest.mark.parametrize("device", [H200, planner.Device(arch="sm_80", sm_count=108)], ids=lambda d: d.arch)
@@ -109,8 +115,30 @@ def test_hopper_uses_wgmma() -> None:
     assert planner.choose(floating, 4096, 8192, 8192, H200).config.schedule.mainloop == support.SM80
 
 
+def test_few_tokens_are_not_split() -> None:
+    """Whole atom rows over the full k, where there is one for every SM and the tokens fit a tile."""
+    for m in (1, 2, 4, 8):
+        choice = planner.choose(TYPES, m, 8192, 8192, H200)
+        assert (choice.config.schedule.mainloop, choice.split_k) == (support.SM90_DECODE, 1)
+    decode = [c for c in planner.candidates(TYPES, 9, 8192, 8192, H200) if c.config.schedule.tile_shape[0] == 8]
+    assert not decode
+    floating = dataclasses.replace(TYPES, element_b="uint4", element_zero="float16", element_scale="float32")
+    assert planner.choose(floating, 1, 8192, 8192, H200).config.schedule.mainloop == support.SM90_DECODE
+
+
+@settings(max_examples=100, deadline=None)
+@given(legal_types(), EXTENTS, EXTENTS, DEVICES)
+def test_a_batch_invariant_choice_does_not_depend_on_m(
+    types: TypeConfig, n: int, k: int, device: planner.Device
+) -> None:
+    choices = {planner.choose(types, m, n, k, device, batch_invariant=True) for m in (0, 1, 8, 9, 64, 257, 1 << 20)}
+    (choice,) = choices
+    assert choice.split_k == 1
+    assert support.check(choice.config) is None
+
+
 def test_few_tokens_split_k_to_fill_the_gpu() -> None:
-    choice = planner.choose(TYPES, 1, 1024, 8192, H200)
+    choice = planner.choose(TYPES, 16, 1024, 8192, H200)
     tiles = -(-1024 // choice.config.schedule.tile_shape[1])
     assert choice.split_k > 1
     assert choice.split_k * tiles >= H200.sm_count // 3
@@ -152,7 +180,8 @@ def test_old_gpus_are_refused(arch: str) -> None:
         ({"m": True}, errors.ArgumentTypeError, "m: got True (bool); allowed: an int"),
         ({"types": None}, errors.ArgumentTypeError, "types: got NoneType; allowed: a TypeConfig"),
         ({"device": "sm_90a"}, errors.ArgumentTypeError, "device: got str; allowed: a Device"),
-        ({"mainloop": "sm70"}, errors.UnsupportedError, "mainloop: got 'sm70'; allowed: sm80_cpasync_multistage, sm90"),
+        ({"mainloops": ["sm70"]}, errors.UnsupportedError, "mainloops: got 'sm70'; allowed: sm80_cpasync_multistage, s"),
+        ({"mainloops": []}, errors.UnsupportedError, "mainloops: got none; allowed: a mainloop that computes"),
     ],
 )
 def test_impossible_problems_are_refused(changes: dict[str, object], error: type[Exception], sentence: str) -> None:

@@ -36,7 +36,7 @@ using namespace humming_cutlass;
 constexpr int kTileM = 16, kTileN = 32, kTileK = 64, kThreads = 128;
 
 extern "C" __constant__ KernelTraits const humming_cutlass_traits = {
-    kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, PERSISTENT, BOX};
+    kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, PERSISTENT, 0, 0, BOX};
 
 struct alignas(64) TestMap {
   char bytes[128];
@@ -258,7 +258,7 @@ def test_device_properties() -> None:
 def test_traits(paths: dict[str, str]) -> None:
     traits = _C.Kernel(paths["persistent"], "humming_cutlass_gemm").traits(0)
     assert traits == {
-        "version": 1,
+        "version": 2,
         "threads": 128,
         "smem_bytes": 60000,
         "tile_m": 16,
@@ -266,6 +266,8 @@ def test_traits(paths: dict[str, str]) -> None:
         "tile_k": 64,
         "cluster_size": 1,
         "persistent": 1,
+        "max_m": 0,
+        "dependent_launch": 0,
         "box_m": 0,
         "box_n": 0,
         "box_b": 0,

@@ -57,9 +57,11 @@ struct LaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int programmatic_stream_serialization;
   } value;
 };
 inline constexpr int kAttributeClusterDimension = 4;
+inline constexpr int kAttributeProgrammaticStreamSerialization = 6;
 
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z;

@@ -1,6 +1,7 @@
 #include "gemm_plan.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "workspace.hpp"
@@ -18,6 +19,13 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 }
 constexpr int64_t round_up(int64_t a, int64_t b) {
   return ceil_div(a, b) * b;
+}
+
+/// Whether HUMMING_CUTLASS_PDL asks for programmatic dependent launch. Read on every call: a caller that knows that no
+/// kernel before it in the stream writes the weight may switch it on around its calls.
+bool dependent_launch_wanted() {
+  char const* const value = std::getenv("HUMMING_CUTLASS_PDL");
+  return value != nullptr && value[0] == '1' && value[1] == '\0';
 }
 
 void require_tensor_maps() {
@@ -137,6 +145,9 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   KernelTraits const& traits = kernel.traits;
   int64_t const m = a.rows;
 
+  if (traits.max_m > 0 && m > traits.max_m) {
+    throw ArgumentError("m", std::to_string(m), "at most " + std::to_string(traits.max_m) + " for this kernel");
+  }
   int64_t const k_tiles = ceil_div(weight_.k, traits.tile_k);
   if (split_k < 1 || split_k > k_tiles) {
     throw ArgumentError("split_k", std::to_string(split_k),
@@ -201,7 +212,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     parameters[1] = &maps;
   }
 
-  driver::LaunchAttribute cluster{};
+  driver::LaunchAttribute attributes[2] = {};
   driver::LaunchConfig config{};
   config.grid_x = unsigned(grid);
   config.grid_y = 1;
@@ -211,11 +222,16 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   config.block_z = 1;
   config.shared_memory_bytes = unsigned(traits.smem_bytes);
   config.stream = stream;
+  config.attributes = attributes;
   if (traits.cluster_size > 1) {
+    driver::LaunchAttribute& cluster = attributes[config.attribute_count++];
     cluster.id = driver::kAttributeClusterDimension;
     cluster.value.cluster = {unsigned(traits.cluster_size), 1, 1};
-    config.attributes = &cluster;
-    config.attribute_count = 1;
+  }
+  if (traits.dependent_launch != 0 && dependent_launch_wanted()) {
+    driver::LaunchAttribute& dependent = attributes[config.attribute_count++];
+    dependent.id = driver::kAttributeProgrammaticStreamSerialization;
+    dependent.value.programmatic_stream_serialization = 1;
   }
   driver::Result const result = driver::functions().cuLaunchKernelEx(&config, kernel.function, parameters, nullptr);
   if (result != driver::kSuccess) {

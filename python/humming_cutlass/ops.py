@@ -394,9 +394,11 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
     return rows if rows.stride(1) == 1 and (rows.stride(0) >= n or rows.shape[0] <= 1) else None
 
 
-def _mainloop(weight: PackedWeight, *, aligned: bool) -> str | None:
-    """Returns the only mainloop that can take the tensors, or None where the planner is free."""
-    return None if aligned and weight.scales_fit else support.SM80
+def _mainloops(weight: PackedWeight, *, aligned: bool) -> tuple[str, ...] | None:
+    """Returns the mainloops that can take the tensors, or None where the planner is free."""
+    if aligned and weight.scales_fit:
+        return None
+    return tuple(name for name in support.MAINLOOPS if name != support.SM90)
 
 
 def choose(weight: PackedWeight, m: int, *, aligned: bool = True) -> planner.Choice:
@@ -411,8 +413,8 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True) -> planner.Cho
     choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
         device = planner_device(weight.data.device.index)
-        mainloop = _mainloop(weight, aligned=aligned)
-        choice = planner.choose(weight.types, m, weight.n, weight.k, device, mainloop=mainloop)
+        mainloops = _mainloops(weight, aligned=aligned)
+        choice = planner.choose(weight.types, m, weight.n, weight.k, device, mainloops=mainloops)
         weight.plans[key] = choice
     return choice
 
@@ -420,7 +422,7 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True) -> planner.Cho
 def kernels(weight: PackedWeight) -> list[GemmConfig]:
     """Returns every kernel that `choose` can return for a weight on a CUDA device and aligned activations."""
     device = planner_device(weight.data.device.index)
-    return planner.schedules(weight.types, device, mainloop=_mainloop(weight, aligned=True))
+    return planner.schedules(weight.types, device, mainloops=_mainloops(weight, aligned=True))
 
 
 @functools.cache

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from humming_cutlass import support
-from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
-__all__ = ["Choice", "Device", "choose", "microseconds", "schedules"]
+__all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
 
 
 def _check_extent(parameter: str, value: object, least: int) -> None:
@@ -77,7 +77,6 @@ _SM80_SCHEDULES = (
 # Tile shapes and the most stages. Few tokens: long k tiles, so that a stage is worth its barriers; 256 rows where the
 # grid allows, since every row tile reads all activations again. Many tokens: as large a tile as the accumulators allow.
 _SM90_TILES = (
-    ((8, 128, 256), 6),
     ((16, 128, 256), 6),
     ((16, 256, 128), 6),
     ((32, 128, 128), 8),
@@ -87,6 +86,11 @@ _SM90_TILES = (
     ((256, 128, 128), 3),
 )
 _SM90_MIN_STAGES = 3
+
+# Up to 8 tokens a warp holds its slice of A for 512 columns; wide weights leave room for the rings of 256.
+_DECODE_TILES = ((8, 16, 8192), (8, 16, 4096))
+_DECODE_RING_BYTES = 1 << 17
+"""Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
 
 _MAX_SPLIT_K = 16
 _MIN_K_TILES = 4
@@ -110,36 +114,55 @@ _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
 """CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
 _UNIT_NS = 2000.0
 """Filling the pipeline and storing a tile."""
+_DECODE_NS = 3500.0
+"""Filling the rings, and the sums at the end, of the kernel for few tokens."""
 _SPLIT_NS = 1000.0
 """Waiting for the other CTAs of a tile."""
 _PARTIAL_BYTES = 20.0
 """Bytes of partial sums an SM writes and reads per nanosecond."""
 
 
+def _fitting(
+    types: TypeConfig, arch: str, mainloop: str, tile: tuple[int, int, int], warp: tuple[int, int], stages: range
+) -> GemmConfig | None:
+    """Returns the kernel with the most of these stages that fit; None where the mainloop lacks the types."""
+    for stage_count in stages:
+        schedule = ScheduleConfig(mainloop=mainloop, tile_shape=tile, warp_shape=warp, stage_count=stage_count)
+        config = GemmConfig(types=types, schedule=schedule, arch=arch)
+        if support.check(config) is None:
+            return config
+    return None
+
+
 def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
     """Returns the SM90 kernels for these types, each with as many stages as fit; none where the mainloop lacks them."""
 
     def fitting(tile: tuple[int, int, int], most: int) -> GemmConfig | None:
-        for stage_count in range(most, _SM90_MIN_STAGES - 1, -1):
-            schedule = ScheduleConfig(
-                mainloop=support.SM90, tile_shape=tile, warp_shape=(tile[0], 64), stage_count=stage_count
-            )
-            config = GemmConfig(types=types, schedule=schedule, arch=arch)
-            if support.check(config) is None:
-                return config
-        return None
+        stages = range(most, _SM90_MIN_STAGES - 1, -1)
+        return _fitting(types, arch, support.SM90, tile, (tile[0], 64), stages)
 
     found = (fitting(t, most) or fitting((t[0], t[1], t[2] // 2), most) for t, most in _SM90_TILES)
     return [config for config in found if config is not None]
 
 
-def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None) -> list[GemmConfig]:
+def _decode_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
+    """Returns the kernel for few tokens, with the longest slabs whose rings fit; none before SM90."""
+    for tile in _DECODE_TILES:
+        wanted = _DECODE_RING_BYTES * 8 // (tile[1] * tile[2] * types.bits)
+        stages = range(min(max(wanted, 2), 4), 1, -1)
+        config = _fitting(types, arch, support.SM90_DECODE, tile, (tile[0], tile[1]), stages)
+        if config is not None:
+            return [config]
+    return []
+
+
+def schedules(types: TypeConfig, device: Device, *, mainloops: Collection[str] | None = None) -> list[GemmConfig]:
     """Returns every kernel that `choose` can return for these types, few tokens first.
 
     Args:
         types: the maths.
         device: the GPU.
-        mainloop: only kernels of this mainloop; None is the best one that computes `types`.
+        mainloops: only kernels of these mainloops; None is all. The SM80 one is used only where the SM90 one is not.
 
     Raises:
         ArgumentTypeError: `types` is no `TypeConfig`, or `device` no `Device`.
@@ -148,19 +171,50 @@ def schedules(types: TypeConfig, device: Device, *, mainloop: str | None = None)
     for parameter, value, kind in (("types", types, TypeConfig), ("device", device, Device)):
         if not isinstance(value, kind):
             raise ArgumentTypeError(explain(parameter, type(value).__name__, f"a {kind.__name__}"))
-    if mainloop is not None and mainloop not in support.MAINLOOPS:
-        raise UnsupportedError(explain("mainloop", repr(mainloop), f"{', '.join(support.MAINLOOPS)} or None"))
+    for name in mainloops or ():
+        if name not in support.MAINLOOPS:
+            raise UnsupportedError(explain("mainloops", repr(name), ", ".join(support.MAINLOOPS)))
     if (reason := support.check_types(types, device.arch)) is not None:
         raise UnsupportedError(reason)
-    if mainloop != support.SM80 and (sm90 := _sm90_schedules(types, device.arch)):
-        return sm90
-    if mainloop == support.SM90:
-        allowed = f"a mainloop that computes {types} on {device.arch}"
-        raise UnsupportedError(explain("mainloop", repr(mainloop), allowed, repr(support.SM80)))
-    return [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
+    allowed = support.MAINLOOPS if mainloops is None else mainloops
+    found = _decode_schedules(types, device.arch) if support.SM90_DECODE in allowed else []
+    sm90 = _sm90_schedules(types, device.arch) if support.SM90 in allowed else []
+    found += sm90
+    if not sm90 and support.SM80 in allowed:
+        found += [GemmConfig(types=types, schedule=s, arch=device.arch) for s in _SM80_SCHEDULES]
+    if not found:
+        can = f"a mainloop that computes {types} on {device.arch}"
+        raise UnsupportedError(explain("mainloops", ", ".join(allowed) or "none", can, repr(support.SM80)))
+    return found
 
 
-def choose(types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloop: str | None = None) -> Choice:
+def candidates(
+    types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloops: Collection[str] | None = None
+) -> list[Choice]:
+    """Returns what `choose` chooses from: every kernel with every split of k worth looking at.
+
+    Args and errors: as `choose`.
+    """
+    _check_extent("m", m, 0)
+    _check_extent("n", n, 1)
+    _check_extent("k", k, 1)
+    return [
+        Choice(config=config, split_k=split_k)
+        for config in schedules(types, device, mainloops=mainloops)
+        for split_k in _splits(config, m, n, k, device)
+    ]
+
+
+def choose(
+    types: TypeConfig,
+    m: int,
+    n: int,
+    k: int,
+    device: Device,
+    *,
+    mainloops: Collection[str] | None = None,
+    batch_invariant: bool = False,
+) -> Choice:
     """Returns the kernel and split for D (m, n) = A (m, k) * B (n, k)^T that the cost model finds fastest.
 
     Args:
@@ -169,27 +223,31 @@ def choose(types: TypeConfig, m: int, n: int, k: int, device: Device, *, mainloo
         n: rows of B, columns of D; at least 1.
         k: columns of A and B; at least 1.
         device: the GPU.
-        mainloop: as in `schedules`.
+        mainloops: as in `schedules`.
+        batch_invariant: whether the choice must not depend on m, so that a row of D does not either: the kernel that
+            is fastest for 64 tokens without a split of k.
 
     Raises:
         ArgumentTypeError: m, n or k is no integer; as `schedules`.
         ArgumentError: m, n or k is too small.
         UnsupportedError: as `schedules`.
     """
-    _check_extent("m", m, 0)
-    _check_extent("n", n, 1)
-    _check_extent("k", k, 1)
-    choices = [
-        Choice(config=config, split_k=split_k)
-        for config in schedules(types, device, mainloop=mainloop)
-        for split_k in _splits(config, m, n, k, device)
-    ]
-    return min(choices, key=lambda choice: microseconds(choice, m, n, k, device))
+    found = candidates(types, _INVARIANT_TOKENS if batch_invariant else m, n, k, device, mainloops=mainloops)
+    if batch_invariant:
+        _check_extent("m", m, 0)
+        found = [c for c in found if c.split_k == 1 and c.config.schedule.mainloop != support.SM90_DECODE]
+    return min(found, key=lambda choice: microseconds(choice, _INVARIANT_TOKENS if batch_invariant else m, n, k, device))
+
+
+_INVARIANT_TOKENS = 64
+"""Tokens of the batch-invariant kernel: enough for the tensor cores, few enough to decode with."""
 
 
 def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> range:
-    """Returns the splits of k worth looking at."""
+    """Returns the splits of k worth looking at; none where the kernel does not take m tokens."""
     tile_m, tile_n, tile_k = config.schedule.tile_shape
+    if config.schedule.mainloop == support.SM90_DECODE:
+        return range(1, 2 if m <= tile_m else 1)
     tiles = max(1, -(-m // tile_m) * -(-n // tile_n))
     slots = device.sm_count * _ctas_per_sm(config)
     partial = tiles * tile_m * tile_n * 4
@@ -205,6 +263,8 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     """Returns the time that the cost model gives a launch; for comparing choices, not for promises."""
     config = choice.config
     tile_m, tile_n, tile_k = config.schedule.tile_shape
+    if config.schedule.mainloop == support.SM90_DECODE:
+        return _decode_nanoseconds(config, m, n, k, device) / 1000
     resident = _ctas_per_sm(config)
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
     waves = -(-units // (device.sm_count * resident))
@@ -219,3 +279,12 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     if choice.split_k > 1:
         nanoseconds += _SPLIT_NS + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES
     return nanoseconds / 1000
+
+
+def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
+    """A CTA copies its atom rows at the memory's rate, and A once, or for every 8 atom rows where k is long."""
+    rows = -(-n // ATOM_N)
+    own = -(-rows // device.sm_count)
+    passes = 1 if k <= config.schedule.tile_shape[2] else -(-own // 8)
+    copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
+    return _DECODE_NS + max(copy, own * ATOM_N * k / _DEQUANTIZED_WEIGHTS) + passes * m * k * 2 / _ACTIVATION_BYTES

@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from humming_cutlass import dtypes
-from humming_cutlass.config import GemmConfig, TypeConfig
+from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 from humming_cutlass.errors import explain
 
 __all__ = [
@@ -39,8 +39,13 @@ SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3", "float8_e5m2", "
 ZERO_TYPES = ("none", "integer", "float16", "bfloat16", "float32")
 SM80 = "sm80_cpasync_multistage"
 SM90 = "sm90_tma_gmma_rs_warpspecialized"
-MAINLOOPS = (SM80, SM90)
-"""Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU."""
+SM90_DECODE = "sm90_bulk_multistage"
+MAINLOOPS = (SM80, SM90, SM90_DECODE)
+"""Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU; SM90_DECODE computes
+every type for few tokens."""
+
+DECODE_WARPS = 16
+"""Warps of a CTA of SM90_DECODE, which split its k tile; MmaSm90BulkMultistage::Warps."""
 
 ARCHS = (
     *("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a"),
@@ -48,7 +53,7 @@ ARCHS = (
 )
 """Targets of nvcc that are the GPUs of today, by compute capability; `check_types` says which have a mainloop."""
 
-SMEM_LIMIT = {SM80: 99 * 1024, SM90: 227 * 1024}
+SMEM_LIMIT = {SM80: 99 * 1024, SM90: 227 * 1024, SM90_DECODE: 227 * 1024}
 """Shared memory a CTA may have: for SM80 what SM86, SM89 and SM120 have, the smallest."""
 
 
@@ -184,8 +189,12 @@ def smem_bytes(config: GemmConfig) -> int:
     b = tile_n * tile_k * types.bits // 8
     stored_zero = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
     zero_bytes = dtypes.parse(stored_zero).bits // 8 if stored_zero else 0
-    groups = tile_n * _group_count(types.group_size, tile_k)
+    decode = config.schedule.mainloop == SM90_DECODE
+    groups = tile_n * _group_count(types.group_size, tile_k // DECODE_WARPS if decode else tile_k)
     scales = groups * (dtypes.parse(types.element_scale).bits // 8)
+    if decode:
+        zeros = (groups if types.group_size != -1 else tile_n) * zero_bytes
+        return _smem_bytes_decode(config.schedule, b // DECODE_WARPS + scales + zeros)
     zeros = groups * zero_bytes
     d = dtypes.parse(types.element_d).bits // 8
     if config.schedule.mainloop == SM80:
@@ -194,6 +203,14 @@ def smem_bytes(config: GemmConfig) -> int:
     barriers = 16 * config.schedule.stage_count
     epilogue = tile_n // 64 * min(tile_m, 16) * (64 * d + 16)
     return _round_up(_round_up(stages + barriers, 1024) + epilogue + 4, 1024)
+
+
+def _smem_bytes_decode(schedule: ScheduleConfig, slab: int) -> int:
+    """Returns the shared memory of rings of slabs, barriers, and sums of as many atom rows as fit, at most 8."""
+    rings = DECODE_WARPS * (slab + 8) * schedule.stage_count
+    sums = DECODE_WARPS * schedule.tile_shape[0] // 8 * 512
+    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 128) // sums))
+    return _round_up(rings + rows * sums, 128)
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -207,7 +224,8 @@ def check(config: GemmConfig) -> str | None:
     schedule = config.schedule
     if schedule.mainloop not in MAINLOOPS:
         return explain("mainloop", schedule.mainloop, ", ".join(MAINLOOPS), SM80)
-    reason = _check_sm80(config) if schedule.mainloop == SM80 else _check_sm90(config)
+    rules = {SM80: _check_sm80, SM90: _check_sm90, SM90_DECODE: _check_sm90_decode}
+    reason = rules[schedule.mainloop](config)
     if reason is None and (size := smem_bytes(config)) > (limit := SMEM_LIMIT[schedule.mainloop]):
         fitting = _fitting_stages(config)
         if fitting < 2:
@@ -269,6 +287,24 @@ def _check_sm90(config: GemmConfig) -> str | None:
         return explain(
             "warp_shape", schedule.warp_shape, "(tile m, 64): a warpgroup owns 64 rows and all tokens", (tile_m, 64)
         )
+    if schedule.stage_count < 2:
+        return explain("stage_count", schedule.stage_count, "at least 2", 2)
+    return None
+
+
+def _check_sm90_decode(config: GemmConfig) -> str | None:
+    schedule = config.schedule
+    (tile_m, tile_n, tile_k) = schedule.tile_shape
+    if config.arch != "sm_90a":
+        return explain("mainloop", schedule.mainloop, f"one that {config.arch} has", SM80)
+    if tile_m not in (8, 16) or tile_n != 16 or tile_k not in (2048, 4096, 8192):
+        allowed = "m one of 8, 16; n 16; k one of 2048, 4096, 8192"
+        return explain("tile_shape", schedule.tile_shape, allowed, (8, 16, 4096))
+    if tile_m * tile_k > 8 * 8192:
+        return explain("tile_shape", schedule.tile_shape, "m * k at most 65536, what the registers hold of A")
+    if schedule.warp_shape != (tile_m, 16):
+        allowed = "(tile m, 16): a warp multiplies an atom row by all tokens"
+        return explain("warp_shape", schedule.warp_shape, allowed, (tile_m, 16))
     if schedule.stage_count < 2:
         return explain("stage_count", schedule.stage_count, "at least 2", 2)
     return None

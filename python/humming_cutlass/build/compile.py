@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -97,22 +98,47 @@ def _state() -> _State:
 
 
 @functools.lru_cache(maxsize=8)
-def _header_digest(directories: tuple[Path, ...]) -> str:
-    """A hash of every header that a kernel could include, by relative path and content; once a process."""
+def _headers(directories: tuple[Path, ...]) -> tuple[dict[str, bytes], str]:
+    """This library's headers by the name they are included by, and a hash of all of CUTLASS; read once a process."""
+    own: dict[str, bytes] = {}
     digest = hashlib.sha256()
     for directory in directories:
-        files = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.suffix in _SUFFIXES}
+        files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
         for name in sorted(files):
             # Only what belongs to the two libraries: an explicit directory may hold other files too.
-            if name.split(os.sep)[0] in ("humming_cutlass", "cute", "cutlass"):
-                content = files[name].read_bytes()
+            library = name.split("/")[0]
+            if files[name].suffix not in _SUFFIXES or library not in ("humming_cutlass", "cute", "cutlass"):
+                continue
+            content = files[name].read_bytes()
+            if library == "humming_cutlass":
+                own.setdefault(name, content)
+            else:
                 digest.update(f"{name}\0{len(content)}\0".encode())
                 digest.update(content)
     digest.update((cmake_directory() / "HummingCutlassKernels.cmake").read_bytes())  # the flags of every kernel
-    return digest.hexdigest()
+    return own, digest.hexdigest()
 
 
 _SUFFIXES = frozenset((".h", ".hpp", ".inl", ".cuh"))
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*["<](humming_cutlass/[^">]+)[">]', re.MULTILINE)
+
+
+def _header_digest(text: str, directories: tuple[Path, ...]) -> str:
+    """A hash of the headers that a source includes, by name and content: all of CUTLASS, and of this library what is
+    reached from the source, so that work on one mainloop leaves the kernels of the others in the cache."""
+    own, cutlass = _headers(directories)
+    reached: set[str] = set()
+    pending = [text.encode()]
+    while pending:
+        names = {name.decode() for name in _INCLUDE.findall(pending.pop())}
+        pending += [own[name] for name in names - reached if name in own]
+        reached |= names
+    digest = hashlib.sha256(cutlass.encode())
+    for name in sorted(reached):
+        content = own.get(name, b"")
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _digest(*parts: str) -> str:
@@ -126,7 +152,7 @@ def _digest(*parts: str) -> str:
 
 def _content_key(source: KernelSource, settings: Settings) -> str:
     """What is compiled, whatever compiles it: the key of kernels compiled ahead of time, which need no compiler."""
-    headers = _header_digest(tuple(include_directories(settings=settings)))
+    headers = _header_digest(source.text, tuple(include_directories(settings=settings)))
     return _digest(__version__, source.name, source.text, source.arch, headers)
 
 

@@ -22,10 +22,11 @@ TRAITS_SYMBOL = "humming_cutlass_traits"
 """The exported `KernelTraits` of every GEMM cubin."""
 
 _KERNELS = {
-    "sm80_cpasync_multistage": ("GemmSm80", False),
-    "sm90_tma_gmma_rs_warpspecialized": ("GemmSm90", True),
+    support.SM80: ("GemmSm80", "gemm_sm80.hpp", False),
+    support.SM90: ("GemmSm90", "gemm_sm90.hpp", True),
+    support.SM90_DECODE: ("GemmSm90Decode", "gemm_sm90_decode.hpp", False),
 }
-"""Mainloop -> the kernel's template under kernel/, and whether it takes tensor maps."""
+"""Mainloop -> the kernel's template, its header under kernel/, and whether it takes tensor maps."""
 
 
 def _zero(element_zero: str) -> str:
@@ -44,8 +45,7 @@ def emit(config: GemmConfig) -> KernelSource:
     if (reason := support.check(config)) is not None:
         raise UnsupportedError(reason)
     types, schedule = config.types, config.schedule
-    kernel, has_tensor_maps = _KERNELS[schedule.mainloop]
-    header = kernel.replace("GemmSm", "gemm_sm") + ".hpp"
+    kernel, header, has_tensor_maps = _KERNELS[schedule.mainloop]
     parameters = "__grid_constant__ GemmArguments const arguments"
     arguments = "arguments"
     if has_tensor_maps:

@@ -7,8 +7,8 @@
 
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm80.hpp>
-#include <cute/arch/mma_sm80.hpp>
 
+#include "humming_cutlass/collective/mma_atom_sm80.hpp"
 #include "humming_cutlass/dequant/code_book.hpp"
 #include "humming_cutlass/dequant/floating.hpp"
 #include "humming_cutlass/dequant/integer.hpp"
@@ -17,14 +17,6 @@
 #include "humming_cutlass/numeric/static_for.hpp"
 
 namespace humming_cutlass::collective {
-
-/// The MMA atom of an activation type.
-template <class ElementA>
-struct MmaAtom;
-template <>
-struct MmaAtom<Half> : cute::SM80_16x8x16_F32F16F16F32_TN {};
-template <>
-struct MmaAtom<BFloat16> : cute::SM80_16x8x16_F32BF16BF16F32_TN {};
 
 template <class Config>
 struct MmaSm80CpAsyncMultistage {
@@ -278,10 +270,6 @@ struct MmaSm80CpAsyncMultistage {
     }
   }
 
-  __device__ static void fma(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-    MmaAtom<ElementA>::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2], d[3]);
-  }
-
   /// Multiplies the tile in `stage` into `sums` (the partial sums of a group, or the accumulators themselves).
   __device__ void mma(int stage, int32_t k_tile, Accumulator& sums, Accumulator& accumulators) {
     uint8_t* const base = smem + stage * StageBytes;
@@ -320,7 +308,7 @@ struct MmaSm80CpAsyncMultistage {
                 [&](auto i) { tCrB[i] = Dequant::template convert<k_step * 4 + i>(words[r], minus_zero[r][i % 2]); });
 #pragma unroll
             for (int j = 0; j < TokenTiles; ++j) {
-              fma(sums[r * TokenTiles + j], tCrB, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
+              mma_sync<ElementA>(sums[r * TokenTiles + j], tCrB, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
             }
           }
           if constexpr (HasFloatingZero) {
@@ -328,7 +316,7 @@ struct MmaSm80CpAsyncMultistage {
             uint32_t const ones[4] = {one, one, one, one};
 #pragma unroll
             for (int j = 0; j < TokenTiles; ++j) {
-              fma(token_sum[j], ones, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
+              mma_sync<ElementA>(token_sum[j], ones, tCrA[j][2 * step], tCrA[j][2 * step + 1]);
             }
           }
           if constexpr (Grouped && (begin + 16) % Granule == 0) {

@@ -11,6 +11,7 @@
 #include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "humming_cutlass/arch/sm90.hpp"
 #include "humming_cutlass/collective/gmma_rs_sm90.hpp"
 #include "humming_cutlass/dequant/group_scaled.hpp"
 #include "humming_cutlass/device/arguments.hpp"
@@ -102,43 +103,89 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     cutlass::arch::fence_barrier_init();
   }
 
+  /// A k tile of a unit of work and its stage, in the order of the work.
+  struct Position {
+    int32_t index;  ///< of the unit of work
+    WorkUnit work;
+    int32_t k_tile;
+    PipelineState state;
+
+    __device__ explicit Position(Scheduler const& scheduler) : index(blockIdx.x) { begin(scheduler); }
+
+    __device__ bool valid(Scheduler const& scheduler) const { return index < scheduler.units(); }
+
+    __device__ void begin(Scheduler const& scheduler) {
+      work = scheduler.unit(index);
+      k_tile = work.k_begin;
+    }
+
+    /// Goes on to the next k tile; false when there is none.
+    __device__ bool advance(Scheduler const& scheduler) {
+      state.advance();
+      if (++k_tile == work.k_end) {
+        index += gridDim.x;
+        if (!valid(scheduler)) {
+          return false;
+        }
+        begin(scheduler);
+      }
+      return true;
+    }
+  };
+
   /// The producer thread: fills stages until the work is done. What lies beyond an edge arrives as zeros.
+  ///
+  /// The first copy of B goes out before the kernels that this one depends on are complete: B is a constant. More of B
+  /// before A would only delay A.
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
-    constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    Scheduler const scheduler(args);
+    Position write(scheduler);
+    if (!write.valid(scheduler)) {
+      return;
+    }
+    bool first = true;
+    do {
+      EmptyBarrier::wait(&shared.empty[write.state.stage], write.state.phase ^ 1);
+      load_b(maps, shared, write);
+      if (first) {
+        arch::wait_on_dependent_grids();
+        first = false;
+      }
+      load_a(maps, shared, write);
+    } while (write.advance(scheduler));
+  }
+
+  /// Announces the bytes of a stage and starts the copies of B, scales and zero points.
+  __device__ static void load_b(TensorMaps const& maps, SharedStorage& shared, Position const& at) {
     // A weight that one token tile covers is read once.
     constexpr auto Pass =
         uint64_t(TileShape::M <= 64 ? cute::TMA::CacheHintSm90::EVICT_FIRST : cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    Scheduler const scheduler(args);
-    PipelineState write;
-    for (int32_t index = blockIdx.x; index < scheduler.units(); index += gridDim.x) {
-      WorkUnit const work = scheduler.unit(index);
-#pragma unroll 1
-      for (int32_t k_tile = work.k_begin; k_tile < work.k_end; ++k_tile) {
-        EmptyBarrier::wait(&shared.empty[write.stage], write.phase ^ 1);
-        uint8_t* const stage = shared.stages + write.stage * StageBytes;
-        uint64_t* const full = &shared.full[write.stage];
-        FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
-        static_for<AtomColumns / BoxColumns>([&](auto c) {
-          cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, Pass, stage + BytesA + c * BytesBoxB,
-                                       (k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8),
-                                       work.tile_n * AtomRows);
-        });
-        if constexpr (Grouped) {
-          int32_t const group = Groups::first(k_tile);
-          cute::SM90_TMA_LOAD_2D::copy(&maps.scale, full, Pass, stage + OffsetScale, group * (BytesGroupScale / 8),
-                                       work.tile_n * AtomRows);
-          if constexpr (HasIntegerZero) {
-            cute::SM90_TMA_LOAD_2D::copy(&maps.zero, full, Pass, stage + OffsetZero, group * (BytesGroupZero / 8),
-                                         work.tile_n * AtomRows);
-          }
-        }
-        static_for<AtomColumns>([&](auto c) {
-          cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, stage + c * BytesBlockA, k_tile * TileShape::K + c * 64,
-                                       work.tile_m * TileShape::M);
-        });
-        write.advance();
+    uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
+    uint64_t* const full = &shared.full[at.state.stage];
+    int32_t const atom_row = at.work.tile_n * AtomRows;
+    FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
+    static_for<AtomColumns / BoxColumns>([&](auto c) {
+      cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, Pass, stage + BytesA + c * BytesBoxB,
+                                   (at.k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8), atom_row);
+    });
+    if constexpr (Grouped) {
+      int32_t const group = Groups::first(at.k_tile);
+      cute::SM90_TMA_LOAD_2D::copy(&maps.scale, full, Pass, stage + OffsetScale, group * (BytesGroupScale / 8),
+                                   atom_row);
+      if constexpr (HasIntegerZero) {
+        cute::SM90_TMA_LOAD_2D::copy(&maps.zero, full, Pass, stage + OffsetZero, group * (BytesGroupZero / 8),
+                                     atom_row);
       }
     }
+  }
+
+  __device__ static void load_a(TensorMaps const& maps, SharedStorage& shared, Position const& at) {
+    constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
+    static_for<AtomColumns>([&](auto c) {
+      cute::SM90_TMA_LOAD_2D::copy(&maps.a, &shared.full[at.state.stage], Keep, stage + c * BytesBlockA,
+                                   at.k_tile * TileShape::K + c * 64, at.work.tile_m * TileShape::M);
+    });
   }
 
   /// The side of a consumer warp that runs one batch ahead of the tensor core: waits for stages and dequantizes.
@@ -146,10 +193,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     GemmArguments const& args;
     SharedStorage& shared;
     Scheduler scheduler;
-    int32_t index;  ///< of the unit of work
-    WorkUnit work;
-    int32_t k_tile;
-    PipelineState read;
+    Position at;
     int lane;
     int warp_row;  ///< atom row of this warp inside the tile
     uint32_t words[Atom::WordsPerLane];
@@ -159,9 +203,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         : args(arguments),
           shared(storage),
           scheduler(arguments),
-          index(blockIdx.x),
-          work(scheduler.unit(index)),
-          k_tile(work.k_begin),
+          at(scheduler),
           lane(threadIdx.x % 32),
           warp_row(threadIdx.x / 32) {
       if constexpr (!Grouped) {
@@ -169,16 +211,16 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       }
     }
 
-    __device__ bool valid() const { return index < scheduler.units(); }
+    __device__ bool valid() const { return at.valid(scheduler); }
 
-    __device__ uint8_t const* stage() const { return shared.stages + read.stage * StageBytes; }
+    __device__ uint8_t const* stage() const { return shared.stages + at.state.stage * StageBytes; }
 
-    /// Waits for the stage that `read` points at and takes its first atom.
+    /// Waits for its stage and takes its first atom.
     __device__ void begin_stage() {
-      FullBarrier::wait(&shared.full[read.stage], read.phase);
+      FullBarrier::wait(&shared.full[at.state.stage], at.state.phase);
       if constexpr (!Grouped && HasIntegerZero) {
-        if (k_tile == work.k_begin) {
-          int64_t const row = min(work.tile_n * AtomRows + warp_row, (args.n + 15) / 16 - 1);
+        if (at.k_tile == at.work.k_begin) {
+          int64_t const row = min(at.work.tile_n * AtomRows + warp_row, (args.n + 15) / 16 - 1);
           float zero0, zero1;
           load_scale_pair<Zero>(args.ptr_zero, row, lane, zero0, zero1);
           registers[0] = Dequant::prepare(1.f, zero0);
@@ -194,7 +236,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
     /// Takes the scales of the group that column `column` belongs to.
     __device__ void load_scales(int column) {
-      int const group = warp_row * Groups::TileGroups + Groups::in_tile(k_tile, column);
+      int const group = warp_row * Groups::TileGroups + Groups::in_tile(at.k_tile, column);
       float scale0, scale1, zero0 = 0.f, zero1 = 0.f;
       load_scale_pair<Scale>(stage() + OffsetScale, group, lane, scale0, scale1);
       if constexpr (HasIntegerZero) {
@@ -213,8 +255,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
           load_words(step / 4);
         }
         if constexpr (Grouped && step * 16 % Groups::Granule == 0) {
-          if (step == 0 ? (!Groups::TileDividesGroup || k_tile == work.k_begin || Groups::border(k_tile, 0))
-                        : Groups::border(k_tile, step * 16)) {
+          if (step == 0 ? (!Groups::TileDividesGroup || at.k_tile == at.work.k_begin || Groups::border(at.k_tile, 0))
+                        : Groups::border(at.k_tile, step * 16)) {
             load_scales(step * 16);
           }
         }
@@ -227,18 +269,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
 
     /// Goes on to the next stage; false when there is none.
-    __device__ bool advance() {
-      read.advance();
-      if (++k_tile == work.k_end) {
-        index += gridDim.x;
-        if (!valid()) {
-          return false;
-        }
-        work = scheduler.unit(index);
-        k_tile = work.k_begin;
-      }
-      return true;
-    }
+    __device__ bool advance() { return at.advance(scheduler); }
   };
 
   /// A consumer warpgroup: `epilogue(work, accumulators)` receives the sums of every unit.
@@ -261,7 +292,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     ahead.begin_stage();
     ahead.template convert<0>(tCrB[0]);
     for (int32_t index = blockIdx.x; index < ahead.scheduler.units(); index += gridDim.x) {
-      WorkUnit const work = ahead.work;
+      WorkUnit const work = ahead.at.work;
       int previous = -1;
       gmma::ScaleOut scale_d = gmma::ScaleOut::Zero;
 #pragma unroll 1

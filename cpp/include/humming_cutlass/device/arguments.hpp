@@ -36,13 +36,16 @@ struct KernelTraits {
   int32_t tile_m;
   int32_t tile_n;
   int32_t tile_k;
-  int32_t cluster_size;  ///< CTAs of a cluster; 1 without clusters
-  int32_t persistent;    ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
-  int32_t box_m;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
-  int32_t box_n;  ///< atom rows of the boxes of B, scales and zero points
-  int32_t box_b;  ///< 64-bit words of an atom row in a box of B; 0: no map of B
-  int32_t box_scale;  ///< the same for scales
-  int32_t box_zero;   ///< the same for zero points
+  int32_t cluster_size = 1;      ///< CTAs of a cluster; 1 without clusters
+  int32_t persistent = 0;        ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
+  int32_t max_m = 0;             ///< the most rows of A; 0: any
+  int32_t dependent_launch = 0;  ///< 1: the kernel itself waits for the kernels before it (griddepcontrol.wait)
+  int32_t box_m =
+      0;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
+  int32_t box_n = 0;      ///< atom rows of the boxes of B, scales and zero points
+  int32_t box_b = 0;      ///< 64-bit words of an atom row in a box of B; 0: no map of B
+  int32_t box_scale = 0;  ///< the same for scales
+  int32_t box_zero = 0;   ///< the same for zero points
 };
 
 /// A CUtensorMap, opaque here so that this header needs no CUDA toolkit.
@@ -67,6 +70,6 @@ struct PackArguments {
   int64_t k;
 };
 
-inline constexpr int32_t kKernelTraitsVersion = 1;
+inline constexpr int32_t kKernelTraitsVersion = 2;
 
 }  // namespace humming_cutlass

@@ -22,7 +22,7 @@ struct GemmSm80 {
                 "GemmSm80: more shared memory than SM86, SM89 and SM120 have; choose fewer stages");
 
   static constexpr KernelTraits traits() {
-    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K, 1, 0, 0, 0, 0, 0, 0};
+    return {kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
   }
 
   __device__ static void run(GemmArguments const& args, uint8_t* smem) {

@@ -34,24 +34,21 @@ struct GemmSm90 {
                                                                        : 240;
 
   static constexpr KernelTraits traits() {
-    return {kKernelTraitsVersion,
-            Threads,
-            SmemBytes,
-            TileShape::M,
-            TileShape::N,
-            TileShape::K,
-            1,
-            1,
-            TileShape::M,
-            Mainloop::AtomRows,
-            Mainloop::BoxColumns * Mainloop::BytesAtom / 8,
-            Mainloop::Groups::TileGroups * Mainloop::BytesGroupScale / 8,
-            Mainloop::Groups::TileGroups * Mainloop::BytesGroupZero / 8};
+    KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
+    traits.persistent = 1;
+    traits.dependent_launch = 1;
+    traits.box_m = TileShape::M;
+    traits.box_n = Mainloop::AtomRows;
+    traits.box_b = Mainloop::BoxColumns * Mainloop::BytesAtom / 8;
+    traits.box_scale = Mainloop::Groups::TileGroups * Mainloop::BytesGroupScale / 8;
+    traits.box_zero = Mainloop::Groups::TileGroups * Mainloop::BytesGroupZero / 8;
+    return traits;
   }
 
   __device__ static void run(GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
     int const warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
+    arch::launch_dependent_grids();
     if (threadIdx.x == 0) {
       Mainloop::initialize(shared.mainloop);
     }
@@ -63,6 +60,7 @@ struct GemmSm90 {
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
+      arch::wait_on_dependent_grids();  // D and the workspace may be another kernel's
       int32_t const tiles = typename Mainloop::Scheduler(args).tiles();
       Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
         auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };

@@ -1,0 +1,107 @@
+/// Device entry point of the SM90 GEMM for few tokens: a CTA owns a range of atom rows over the full k.
+#pragma once
+
+#include "humming_cutlass/collective/mma_sm90_bulk_multistage.hpp"
+#include "humming_cutlass/epilogue/output.hpp"
+
+namespace humming_cutlass::kernel {
+
+template <class Config>
+struct GemmSm90Decode {
+  using Mainloop = collective::MmaSm90BulkMultistage<Config>;
+  using TileShape = typename Config::TileShape;
+  using Output = epilogue::Output<typename Config::ElementD>;
+
+  static constexpr int Threads = Mainloop::Threads;
+  static constexpr int Warps = Mainloop::Warps;
+  static constexpr int TokenTiles = Mainloop::TokenTiles;
+  static_assert(TokenTiles <= 2, "GemmSm90Decode: TileShape::M must be 8 or 16");
+
+  using SharedStorage = typename Mainloop::SharedStorage;
+  static constexpr int SmemBytes = int(sizeof(SharedStorage));
+
+  static constexpr KernelTraits traits() {
+    KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
+    traits.persistent = 1;
+    traits.max_m = TileShape::M;
+    traits.dependent_launch = 1;
+    return traits;
+  }
+
+  __device__ static void run(GemmArguments const& args, uint8_t* smem) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(smem);
+    int const warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    int const lane = threadIdx.x % 32;
+    arch::launch_dependent_grids();
+
+    int32_t const atom_rows = (args.n + 15) / 16;
+    auto const cta = int32_t(blockIdx.x);
+    int32_t const share = atom_rows / int32_t(gridDim.x);
+    int32_t const more = atom_rows % int32_t(gridDim.x);  // CTAs that own one atom row more
+    int32_t const begin = cta * share + min(cta, more);
+    int32_t const end = begin + share + (cta < more ? 1 : 0);
+    int32_t const columns = (args.k + Mainloop::WarpK - 1) / Mainloop::WarpK;
+    // Of a lane's 2 x 2 sums, those of tokens beyond m are not kept: fewer tokens, more atom rows at a time.
+    int const quad_shift = TokenTiles > 1 || args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
+    int const slice_shift = quad_shift + (TokenTiles > 1 ? 4 : 3);
+    int const slice = 1 << slice_shift;  // sums (atom rows, k slices, MMA tiles, 8 rows, quads of tokens)
+    typename Mainloop::Sequence const sequence(begin, end, columns, warp, Mainloop::RowBlock * 4 >> quad_shift);
+    Mainloop mainloop(args, shared.rings[warp], shared.full[warp], sequence);
+    mainloop.initialize();
+
+    auto const keep = [&](int row, bool first, typename Mainloop::Accumulator const& sums) {
+      if (lane % 4 >> quad_shift == 0) {
+        float4* const target = shared.sums + (row * Warps + warp) * slice + (lane / 4 << quad_shift) + lane % 4;
+        static_for<TokenTiles>([&](auto j) {
+          float4 x = make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]);
+          if (!first) {
+            float4 const y = target[j * 32];
+            x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+          }
+          target[j * 32] = x;
+        });
+      }
+    };
+    // A warp whose columns lie beyond k has left nothing.
+    int const slices = min(Warps, columns);
+    auto const finish = [&](int32_t block, int32_t block_end) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < (block_end - block) * slice * 4; i += Threads) {
+        int const row = i >> (slice_shift + 2);
+        int const place = i & (slice * 4 - 1);
+        store(args, block + row, place, quad_shift, slices, slice * 4,
+              reinterpret_cast<float const*>(shared.sums) + row * Warps * slice * 4 + place);
+      }
+      if (block_end < end) {
+        __syncthreads();  // the sums may be written again
+      }
+    };
+    mainloop(sequence, keep, finish);
+  }
+
+  /// Adds the `slices` partial sums of an element of D in the order of k, `stride` floats apart, and stores it.
+  ///
+  /// `place` counts MMA tiles, their 8 rows, quads of tokens, and the lane's 2 rows x 2 tokens.
+  __device__ static void store(GemmArguments const& args, int32_t atom_row, int place, int quad_shift, int slices,
+                               int stride, float const* sums) {
+    int const row = place >> (quad_shift + 2);
+    int const quad = place >> 2 & ((1 << quad_shift) - 1);
+    int const half = place >> 1 & 1;
+    epilogue::RowFactors const factors =
+        epilogue::row_factors<typename Mainloop::Scale, Mainloop::Grouped, Mainloop::Dequant::Exponent>(
+            args, atom_row * 16, row % 8 * 4);
+    float x = 0.f;
+#pragma unroll
+    for (int w = 0; w < Warps; ++w) {
+      x += w < slices ? sums[w * stride] : 0.f;
+    }
+    int32_t const token = row / 8 * 8 + quad * 2 + place % 2;
+    int32_t const n = atom_row * 16 + row % 8 + 8 * half;
+    if (token < args.m && n < args.n) {
+      auto* const d = static_cast<typename Output::Storage*>(args.ptr_d);
+      d[token * args.stride_d + n] = Output::round(half == 0 ? factors.apply(x, 0) : factors.apply(x, 1));
+    }
+  }
+};
+
+}  // namespace humming_cutlass::kernel
