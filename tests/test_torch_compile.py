@@ -158,7 +158,7 @@ def test_views_and_strides() -> None:
     layer = _layer()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     memory = _inputs(20, 3).reshape(20, 3 * K)
-    for x in (memory[:, 1 : K + 1], memory[::2, :K], memory[:K, :20].T if K < 20 else memory[:, ::3]):
+    for x in (memory[:, 1 : K + 1], memory[::2, :K], memory[:, ::3]):
         y = compiled(x)
         assert y.is_contiguous()
         testing.check_equal(y, layer(x))

@@ -31,7 +31,7 @@ _library.define(  # type: ignore[no-untyped-call]
 
 _weights: weakref.WeakValueDictionary[tuple[Any, ...], PackedWeight] = weakref.WeakValueDictionary()
 """Packed weights by the addresses of their tensors and what identifies their bytes. A weight that is alive owns its
-memory, so that no other can have its addresses; its shapes were checked when it was made and are not looked at again."""
+memory, so that no other can have its addresses. Its shapes were checked once and are not looked at again."""
 
 
 def spell_elements(types: TypeConfig) -> str:
