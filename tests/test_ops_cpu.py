@@ -86,6 +86,13 @@ def test_blocks_of_rows_meet() -> None:
     problem.check(ops.gemm(problem.a, problem.packed))
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+def test_scratch_is_aligned(size: int) -> None:
+    for _ in range(4):
+        memory = ops._aligned(size)
+        assert (memory.size, memory.ctypes.data % 64) == (size, 0)
+
+
 def _inputs() -> tuple[torch.Tensor, layout.PackedWeight]:
     problem = testing.random_problem(testing.make_types("int4", k=64), 3, 24, 64)
     return problem.a, problem.packed
