@@ -222,6 +222,7 @@ def test_bad_inputs(x: Any, error: type[Exception], message: str) -> None:
         ((True, K), {}, ArgumentTypeError, r"shape_n: got bool"),
         ((N, K), {"bias": torch.ones(N)}, ArgumentTypeError, r"bias: got Tensor; allowed: True or False"),
         ((N, K), {"bias": 1}, ArgumentTypeError, r"bias: got int"),
+        ((N, K), {"batch_invariant": 1}, ArgumentTypeError, r"batch_invariant: got int; allowed: True or False"),
         ((N, K, {"dtype": "int4", "global_scale": 1.0}), {}, ArgumentTypeError, r"global_scale: got 1.0 \(float\)"),
         ((N, K, {"dtype": "int4", "group_size": "32"}), {}, ArgumentTypeError, r"group_size: got str '32'"),
         ((N, K, "int9"), {}, UnsupportedError, r"int9"),
@@ -315,6 +316,8 @@ def test_it_has_no_parameters_and_prints_itself() -> None:
         layer
     )
     assert "transformed" in repr(_ready())
+    assert "batch_invariant" not in repr(layer)
+    assert "bias=False, batch_invariant=True, empty" in repr(HummingLayer(N, K, batch_invariant=True))
 
 
 # --- State dicts ---

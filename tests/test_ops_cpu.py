@@ -86,6 +86,13 @@ def test_blocks_of_rows_meet() -> None:
     problem.check(ops.gemm(problem.a, problem.packed))
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+def test_scratch_is_aligned(size: int) -> None:
+    for _ in range(4):
+        memory = ops._aligned(size)
+        assert (memory.size, memory.ctypes.data % 64) == (size, 0)
+
+
 def _inputs() -> tuple[torch.Tensor, layout.PackedWeight]:
     problem = testing.random_problem(testing.make_types("int4", k=64), 3, 24, 64)
     return problem.a, problem.packed
@@ -114,6 +121,17 @@ _BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "out-overlap-by-one": ({"out": torch.zeros(200).half().as_strided((3, 24), (23, 1))}, ArgumentError, r"overlap"),
     "out-overlap-columns": ({"out": torch.zeros(200).half().as_strided((3, 24), (1, 2))}, ArgumentError, r"overlap"),
     "config": ({"split_k": 2}, ArgumentError, r"split_k: got a kernel's choice for activations on the CPU"),
+    "batch-invariant": ({"batch_invariant": 1}, ArgumentTypeError, r"batch_invariant: got int; allowed: True or False"),
+    "batch-invariant-split": (
+        {"batch_invariant": True, "split_k": 1},
+        ArgumentError,
+        r"split_k: got a kernel's choice; allowed: None with batch_invariant",
+    ),
+    "batch-invariant-config": (
+        {"batch_invariant": True, "config": object()},
+        ArgumentError,
+        r"config: got a kernel's choice; allowed: None with batch_invariant",
+    ),
 }
 
 
@@ -194,13 +212,14 @@ class _FakePlan:
         self.weight = weight
         self.aligned = aligned
         self.calls = 0
+        self.splits: list[int] = []
 
     def run(self, a: torch.Tensor, d: torch.Tensor, stream: int, split_k: int) -> None:
         assert a.shape[1] == self.weight.k
         assert a.stride(1) == d.stride(1) == 1
         assert a.stride(0) >= a.shape[1] or a.shape[0] == 1
         assert stream == 7
-        assert split_k >= 1
+        self.splits.append(split_k)
         if self.aligned:
             assert a.data_ptr() % 16 == 0
             assert a.shape[0] == 1 or a.stride(0) % 8 == 0  # a single row has no stride
@@ -210,6 +229,7 @@ class _FakePlan:
         assert a.is_contiguous()
         assert not self.aligned or (a.data_ptr() % 16 == 0 and (a.numel() == a.shape[-1] or a.shape[-1] % 8 == 0))
         self.calls += 1
+        self.splits.append(split_k)
         return ops.gemm_host(a, self.weight)
 
 
@@ -218,10 +238,21 @@ def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The CUDA path of `ops` with fake kernels; returns the plan of each weight."""
     plans: dict[tuple[int, str], _FakePlan] = {}
 
-    def choose(types: Any, m: int, n: int, k: int, device: Any, *, mainloop: str | None = None) -> planner.Choice:
+    def choose(
+        types: Any,
+        m: int,
+        n: int,
+        k: int,
+        device: Any,
+        *,
+        mainloop: str | None = None,
+        batch_invariant: bool = False,
+    ) -> planner.Choice:
         config = planner.schedules(types, planner.Device(arch="sm_80", sm_count=108))[0]
         schedule = dataclasses.replace(config.schedule, mainloop=mainloop or request.param)
-        return planner.Choice(config=dataclasses.replace(config, schedule=schedule), split_k=2)
+        # Like the planner's: the split follows m, unless it must not.
+        split_k = 3 if batch_invariant else 1 + m % 2
+        return planner.Choice(config=dataclasses.replace(config, schedule=schedule), split_k=split_k)
 
     def plan(weight: layout.PackedWeight, config: Any) -> _FakePlan:
         mainloop = config.schedule.mainloop
@@ -265,6 +296,52 @@ def test_cuda_calls_after_the_first_only_launch(fake_gpu: dict[tuple[int, str], 
     with pytest.raises(ArgumentError, match="gradient"):
         ops.gemm(a.clone().requires_grad_(), packed)
     assert plan.calls == 1
+
+
+def test_batch_invariant_cuda_calls_use_one_kernel_and_split(fake_gpu: dict[tuple[int, str], _FakePlan]) -> None:
+    a, packed = _inputs()
+    for m in (3, 1, 2, 3, 1):
+        ops._gemm_cuda(a[:m], packed, None, None, None, True)
+    (plan,) = fake_gpu.values()
+    assert plan.splits == [3] * 5
+    # Afterwards by the short way; calls that need not be invariant have launches of their own.
+    for m in (3, 1):
+        ops.gemm(a[:m], packed, batch_invariant=True)
+    assert (plan.calls, plan.splits[5:]) == (2, [3, 3])
+    for m in (3, 1):
+        ops._gemm_cuda(a[:m], packed, None, None, None)
+        ops.gemm(a[:m], packed)
+    assert (plan.calls, plan.splits[7:]) == (4, [2, 2, 2, 2])
+    ops.gemm(a, packed, batch_invariant=True)
+    assert (plan.calls, plan.splits[11:]) == (5, [3])
+
+
+def test_batch_invariant_rows_that_are_not_aligned(fake_gpu: dict[tuple[int, str], _FakePlan]) -> None:
+    a, packed = _inputs()
+    misaligned = torch.zeros(3 * 64 + 1, dtype=torch.float16)[1:].view(3, 64).copy_(a)
+    good = ops._gemm_cuda(a, packed, None, None, None, True)
+    ((_, mainloop),) = fake_gpu
+    wide = torch.zeros(3, 65, dtype=torch.float16)[:, :64].copy_(a)
+    for rows in (misaligned, misaligned[:1], wide):
+        if "_tma_" in mainloop:
+            with pytest.raises(
+                ArgumentError, match=r"a: got rows that do not start at 16-byte.*batch_invariant.*clone"
+            ):
+                ops._gemm_cuda(rows, packed, None, None, None, True)
+        else:
+            testing.check_equal(ops._gemm_cuda(rows, packed, None, None, None, True), good[: rows.shape[0]])
+    testing.check_equal(ops._gemm_cuda(wide[:1], packed, None, None, None, True), good[:1])  # one row has no stride
+    assert len(fake_gpu) == 1
+
+
+def test_batch_invariant_k_that_aligns_no_rows(fake_gpu: dict[tuple[int, str], _FakePlan]) -> None:
+    """A single row would be aligned, several are not: the kernel that takes both serves both."""
+    problem = testing.random_problem(testing.make_types("int4", k=68), 3, 24, 68)
+    for m in (1, 3):
+        ops._gemm_cuda(problem.a[:m], problem.packed, None, None, None, True)
+    assert [mainloop for _, mainloop in fake_gpu] == ["sm80_cpasync_multistage"]
+    (plan,) = fake_gpu.values()
+    assert plan.splits == [3, 3]
 
 
 @pytest.mark.slow

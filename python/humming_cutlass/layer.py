@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from humming_cutlass import layout, ops, quantize
+from humming_cutlass import layout, ops, quantize, torch_ops
 from humming_cutlass.config import TypeConfig, WeightConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
 
@@ -19,6 +19,10 @@ __all__ = ["HummingLayer"]
 
 _PACKED = ("data", "scale", "zero", "bias", "global_scale")
 _LOADED = ("codes", "scale", "zero", "bias", "global_scale")
+
+# Looked up once: a call takes microseconds.
+_is_compiling = torch.compiler.is_compiling
+_gemm_eager = ops.gemm_eager
 
 
 class HummingLayer(torch.nn.Module):
@@ -28,7 +32,8 @@ class HummingLayer(torch.nn.Module):
     `load_quantized`), `transform()`, call. After `transform()` the weight is in buffers, so that `to`, `state_dict` and
     `load_state_dict` work as ever; a fresh layer takes such a state dict instead of a load. Casts such as `half()` move
     the layer but leave its buffers' types alone: they are the format. No gradients: call it under `torch.no_grad()`, an
-    input that requires a gradient is refused otherwise.
+    input that requires a gradient is refused otherwise. torch.compile and torch.export make a call one node of a graph;
+    with `out` it is made between two graphs.
 
     Args:
         shape_n: rows of the weight, the outputs.
@@ -38,6 +43,8 @@ class HummingLayer(torch.nn.Module):
         output_dtype: type of the outputs; None is the activations'. torch.float32 is possible too.
         bias: whether a bias is added.
         device: where the layer starts; None is torch's default device.
+        batch_invariant: whether a row of the output must have the same bits however many rows the input has; see
+            `ops.gemm`. Not part of the state dict.
 
     Raises:
         ArgumentTypeError: an argument has the wrong Python type.
@@ -55,6 +62,7 @@ class HummingLayer(torch.nn.Module):
         output_dtype: torch.dtype | None = None,
         bias: bool = False,
         device: torch.device | str | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__()
         for parameter, value in (("shape_n", shape_n), ("shape_k", shape_k)):
@@ -65,12 +73,15 @@ class HummingLayer(torch.nn.Module):
                 raise ArgumentTypeError(explain(parameter, repr(dtype), "a torch.dtype such as torch.float16"))
         if not isinstance(bias, bool):
             raise ArgumentTypeError(explain("bias", type(bias).__name__, "True or False; load_... take the bias"))
+        if not isinstance(batch_invariant, bool):
+            raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
         self.shape_n = shape_n = integer(shape_n, "shape_n")
         self.shape_k = shape_k = integer(shape_k, "shape_k")
         self.weight_config = WeightConfig.from_any(weight_config)
         self.torch_dtype = torch_dtype
         self.output_dtype = output_dtype or torch_dtype
         self.has_bias = bias
+        self.batch_invariant = batch_invariant
         self.types: TypeConfig = self.weight_config.resolve(
             k=shape_k, element_a=str(torch_dtype), element_d=str(self.output_dtype)
         )
@@ -172,7 +183,7 @@ class HummingLayer(torch.nn.Module):
         loaded = {name: self._buffers[f"_loaded_{name}"] for name in _LOADED}
         packed = layout.pack(loaded.pop("codes"), loaded.pop("scale"), types=self.types, **loaded)
         if self.device.type == "cuda":
-            ops.prepare(ops.kernels(packed), progress=progress)
+            ops.prepare(ops.kernels(packed, batch_invariant=self.batch_invariant), progress=progress)
         self._adopt(packed)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -186,10 +197,28 @@ class HummingLayer(torch.nn.Module):
             StateError: the layer is not transformed.
             ArgumentTypeError, ArgumentError: `x` or `out` does not fit; see `ops.gemm`.
         """
+        if _is_compiling():
+            return self._trace(x, out)
         packed = self._packed
         if packed is None or packed.data is not self._buffers["data"]:
             packed = self._refresh()
-        return ops.gemm(x, packed, out=out)  # type: ignore[no-any-return]
+        return _gemm_eager(x, packed, out, None, None, self.batch_invariant)  # type: ignore[no-any-return]
+
+    def _trace(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Does what `forward` does while a graph is traced; reads the buffers, which torch may have replaced."""
+        if not self.is_transformed:
+            self._refresh()  # raises
+        if out is not None:
+            return torch_ops.outside_graph("out", self.forward, x, out)  # type: ignore[no-any-return]
+        buffers: dict[str, Any] = self._buffers
+        return torch_ops.gemm(
+            x,
+            *[buffers[name] for name in _PACKED],
+            n=self.shape_n,
+            k=self.shape_k,
+            types=self.types,
+            batch_invariant=self.batch_invariant,
+        )
 
     def extra_repr(self) -> str:
         """Returns what torch prints between the parentheses."""
@@ -197,7 +226,10 @@ class HummingLayer(torch.nn.Module):
         words = [f"shape_n={self.shape_n}", f"shape_k={self.shape_k}", f"dtype={self.types.element_b}"]
         if self.types.group_size != -1:
             words.append(f"group_size={self.types.group_size}")
-        words += [f"torch_dtype={self.torch_dtype}", f"bias={self.has_bias}", state]
+        words += [f"torch_dtype={self.torch_dtype}", f"bias={self.has_bias}"]
+        if self.batch_invariant:
+            words.append("batch_invariant=True")
+        words.append(state)
         return ", ".join(words)
 
     def _check_loadable(self) -> None:
@@ -236,7 +268,11 @@ class HummingLayer(torch.nn.Module):
         self._buffers["format"] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
         for name in _LOADED:
             self._buffers[f"_loaded_{name}"] = None
+        # Those without a tensor last: torch.export numbers the buffers of a root module as if it had none of these.
+        for name in [name for name, buffer in self._buffers.items() if buffer is None]:
+            self._buffers[name] = self._buffers.pop(name)
         self._packed = packed
+        torch_ops.remember(packed)
 
     def _refresh(self) -> layout.PackedWeight:
         """Returns the packed weight for the buffers as they are now, after a move."""
@@ -245,6 +281,7 @@ class HummingLayer(torch.nn.Module):
             raise StateError(explain("forward", "a layer that is not transformed", "a transformed layer", step))
         tensors = {name: self._buffers[name] for name in _PACKED}
         self._packed = layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)
+        torch_ops.remember(self._packed)
         return self._packed
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> HummingLayer:

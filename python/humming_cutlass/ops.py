@@ -2,12 +2,14 @@
 
 A CUDA call goes planner -> emitter -> build -> cubin once per configuration and then only through a plan that is kept
 on the weight. A CPU call dequantizes blocks of rows with the host build of the device code and multiplies them with
-torch, or numpy where torch is absent.
+torch, or numpy where torch is absent. A call that torch.compile or torch.export traces becomes one node of the graph,
+the operator of `torch_ops`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -40,6 +42,7 @@ def gemm(
     out: Array | None = None,
     config: GemmConfig | None = None,
     split_k: int | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Returns activations times a packed weight, (..., n).
 
@@ -53,32 +56,58 @@ def gemm(
         out: where to write the result, (..., n) in `weight.types.element_d`; returned. Memory outside it is untouched.
         config: the kernel to use on a CUDA device; None lets the planner choose.
         split_k: CTAs that share the k range of an output tile, with `config`; None lets the planner choose, or 1.
+        batch_invariant: whether a row of the result must have the same bits however many rows `a` has. One kernel then
+            serves every number of rows, so that some are slower; the CPU multiplies row by row.
 
     Raises:
         ArgumentTypeError: an argument has the wrong Python type or dtype.
-        ArgumentError: a shape or device does not fit, `a` requires a gradient, or elements of `out` share memory with
-            one another or with `a`.
+        ArgumentError: a shape or device does not fit, `a` requires a gradient, elements of `out` share memory with one
+            another or with `a`, or `batch_invariant` comes with `config`, `split_k` or rows that are not aligned.
         UnsupportedError: no kernel implements `config`.
         ToolchainError, CompileError, CacheError, LaunchError: a kernel cannot be built or run.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        from humming_cutlass import torch_ops
+
+        return torch_ops.trace(a, weight, out, config, split_k, batch_invariant)
+    return gemm_eager(a, weight, out, config, split_k, batch_invariant)
+
+
+def gemm_eager(
+    a: Array,
+    weight: PackedWeight,
+    out: Array | None = None,
+    config: GemmConfig | None = None,
+    split_k: int | None = None,
+    batch_invariant: bool = False,
+) -> Array:
+    """Does what `gemm` does, at once, and never adds to a graph."""
     if out is None and config is None and split_k is None and isinstance(weight, PackedWeight):
         # The way of every call but the first of its shape: nothing but the launch, which makes its own checks.
-        ready = weight.plans.get(getattr(a, "shape", None))
-        if (
-            ready is not None
-            and type(a) is ready.tensor
-            and a.is_contiguous()
-            and a.data_ptr() % 16 == 0
-            and not (a.requires_grad and _grad_enabled())
-        ):
-            return ready.plan.call(a, ready.split_k)
+        shape = getattr(a, "shape", None)
+        ready = weight.plans.get((_INVARIANT, shape) if batch_invariant else shape)
+        if ready is not None:
+            plan, ready_split_k, tensor = ready
+            if (
+                type(a) is tensor
+                and a.is_contiguous()
+                and a.data_ptr() % 16 == 0
+                and not (a.requires_grad and _grad_enabled())
+            ):
+                return plan.call(a, ready_split_k)
     _check(a, weight, out)
+    if not isinstance(batch_invariant, bool):
+        raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
+    given = "config" if config is not None else "split_k" if split_k is not None else None
+    if batch_invariant and given is not None:
+        allowed = "None with batch_invariant, which picks one kernel for every number of rows"
+        raise ArgumentError(explain(given, "a kernel's choice", allowed))
     if _tensors.is_torch(a) and a.device.type == "cuda":
-        return _gemm_cuda(a, weight, out, config, split_k)
-    if config is not None or split_k is not None:
-        parameter = "config" if config is not None else "split_k"
-        raise ArgumentError(explain(parameter, "a kernel's choice for activations on the CPU", "None"))
-    return _gemm_host(a, weight, out)
+        return _gemm_cuda(a, weight, out, config, split_k, batch_invariant)
+    if given is not None:
+        raise ArgumentError(explain(given, "a kernel's choice for activations on the CPU", "None"))
+    return _gemm_host(a, weight, out, batch_invariant)
 
 
 def gemm_host(a: Array, weight: PackedWeight, *, out: Array | None = None) -> Array:
@@ -104,22 +133,7 @@ def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
         raise ArgumentTypeError(explain("weight", type(weight).__name__, "a PackedWeight; layout.pack makes one"))
     _tensors.check_array(a, "a")
     types = weight.types
-    if _tensors.is_torch(a) != _tensors.is_torch(weight.data):
-        raise ArgumentTypeError(explain("a", type(a).__name__, f"{type(weight.data).__name__} like the weight"))
-    if _tensors.element_of(a) != types.element_a:
-        raise ArgumentTypeError(
-            explain("a", f"dtype {_tensors.element_of(a)}", f"{types.element_a}, as the weight was packed for")
-        )
-    if a.ndim == 0 or a.shape[-1] != weight.k:
-        raise ArgumentError(explain("a", f"shape {tuple(a.shape)}", f"(..., k) with k = {weight.k}"))
-    if _tensors.device_of(a) != weight.device:
-        raise ArgumentError(
-            explain("a", f"device {_tensors.device_of(a)}", f"{weight.device}, where the weight is", weight.device)
-        )
-    if _tensors.is_torch(a) and a.requires_grad and _grad_enabled():
-        raise ArgumentError(
-            explain("a", "a tensor that requires a gradient", "inference only", "with torch.no_grad(), or a.detach()")
-        )
+    check_activations(a, weight.data, types, weight.k)
     if out is None:
         return
     shape = (*a.shape[:-1], weight.n)
@@ -145,10 +159,27 @@ def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
         raise ArgumentError(explain("out", "a read-only array", "a writeable one"))
 
 
-def _grad_enabled() -> bool:
-    import torch
+def check_activations(a: Array, data: Array, types: TypeConfig, k: int) -> None:
+    """Raises a typed error unless activations (..., k) fit a weight whose packed words are `data`."""
+    if _tensors.is_torch(a) != _tensors.is_torch(data):
+        raise ArgumentTypeError(explain("a", type(a).__name__, f"{type(data).__name__} like the weight"))
+    if _tensors.element_of(a) != types.element_a:
+        raise ArgumentTypeError(
+            explain("a", f"dtype {_tensors.element_of(a)}", f"{types.element_a}, as the weight was packed for")
+        )
+    if a.ndim == 0 or a.shape[-1] != k:
+        raise ArgumentError(explain("a", f"shape {tuple(a.shape)}", f"(..., k) with k = {k}"))
+    device = _tensors.device_of(data)
+    if _tensors.device_of(a) != device:
+        raise ArgumentError(explain("a", f"device {_tensors.device_of(a)}", f"{device}, where the weight is", device))
+    if _tensors.is_torch(a) and a.requires_grad and _grad_enabled():
+        raise ArgumentError(
+            explain("a", "a tensor that requires a gradient", "inference only", "with torch.no_grad(), or a.detach()")
+        )
 
-    return torch.is_grad_enabled()
+
+def _grad_enabled() -> bool:
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _strides(x: Array) -> tuple[int, ...]:
@@ -210,18 +241,43 @@ def _shares_memory(x: Array, y: Array) -> bool:
         return True
 
 
+def _aligned(size: int) -> Array:
+    """Returns uninitialised float32 at a 64-byte boundary: the bits that a BLAS returns may depend on alignment."""
+    memory: Array = np.empty(size + 15, np.float32)
+    skip = -memory.ctypes.data % 64 // 4
+    return memory[skip : skip + size]
+
+
 def _host_buffer(rows: int, columns: int) -> Array:
     """Returns float32 scratch (rows, columns) that this thread keeps between calls."""
     size = rows * columns
     buffer = getattr(_buffers, "block", None)
     if buffer is None or buffer.size < size:
-        buffer = np.empty(size, np.float32)
+        buffer = _aligned(size)
         if size <= _BLOCK_ELEMENTS:
             _buffers.block = buffer
     return buffer[:size].reshape(rows, columns)
 
 
-def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
+def _multiply_rows(rows: Array, block: Array) -> Array:
+    """Returns rows (m, k) times a block (n, k) transposed, each row by a matrix-vector product of its own.
+
+    A product of matrices sums in an order that depends on m. Here every row goes through the same call on the same
+    kind of memory, so that its bits cannot depend on the others.
+    """
+    xp = _tensors.library(rows)
+    vector, product = _aligned(rows.shape[1]), _aligned(block.shape[0])
+    if _tensors.is_torch(rows):
+        vector, product = xp.from_numpy(vector), xp.from_numpy(product)
+    result = xp.empty((rows.shape[0], block.shape[0]), dtype=xp.float32)
+    for index in range(rows.shape[0]):
+        vector[:] = rows[index]
+        xp.matmul(block, vector, out=product)
+        result[index] = product
+    return result
+
+
+def _gemm_host(a: Array, weight: PackedWeight, out: Array | None, batch_invariant: bool = False) -> Array:
     from humming_cutlass import _C
 
     types, n, k = weight.types, weight.n, weight.k
@@ -248,7 +304,9 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None) -> Array:
         zero = None if weight.zero is None else _float32(weight.zero[atoms], zero_element)
         scale = _float32(weight.scale[atoms], types.element_scale)
         _C.dequantize(data[atoms], scale, zero, types.group_size, types.element_b, stop - start, k, block)
-        product = rows @ (torch.from_numpy(block) if torch_a else block).T
+        if torch_a:
+            block = torch.from_numpy(block)
+        product = _multiply_rows(rows, block) if batch_invariant else rows @ block.T
         if factor is not None:
             product *= factor
         if weight.bias is not None:
@@ -332,8 +390,12 @@ def _bytes(x: Array) -> Array:
     return _tensors.bits(x) if x is not None and x.element_size() == 1 else x
 
 
+_INVARIANT = "batch_invariant"
+"""Marks the keys of `PackedWeight.plans` that are for batch-invariant calls."""
+
+
 class _Ready(NamedTuple):
-    """A launch for activations of one shape, kept in `PackedWeight.plans` under that shape."""
+    """A launch for activations of one shape, kept in `PackedWeight.plans` under it, or under (_INVARIANT, shape)."""
 
     plan: Any
     split_k: int
@@ -341,7 +403,12 @@ class _Ready(NamedTuple):
 
 
 def _gemm_cuda(
-    a: Array, weight: PackedWeight, out: Array | None, config: GemmConfig | None, split_k: int | None
+    a: Array,
+    weight: PackedWeight,
+    out: Array | None,
+    config: GemmConfig | None,
+    split_k: int | None,
+    batch_invariant: bool = False,
 ) -> Array:
     import torch
 
@@ -354,7 +421,7 @@ def _gemm_cuda(
         planned = config is None and split_k is None
         rows = _rows(a.detach(), weight.k)
         if config is None:
-            choice = choose(weight, m, aligned=_is_aligned(rows))
+            choice = choose(weight, m, aligned=_is_aligned(rows), batch_invariant=batch_invariant)
             config, split_k = choice.config, choice.split_k if split_k is None else split_k
         split_k = 1 if split_k is None else split_k
         plan = _plan(weight, config)
@@ -364,7 +431,8 @@ def _gemm_cuda(
         if planned and usual and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
             if len(weight.plans) > _PLAN_LIMIT:
                 weight.plans.clear()
-            weight.plans[a.shape] = _Ready(plan, split_k, torch.Tensor)
+            key = (_INVARIANT, a.shape) if batch_invariant else a.shape
+            weight.plans[key] = _Ready(plan, split_k, torch.Tensor)
     if out is None:
         return result.reshape((*a.shape[:-1], weight.n))
     if target is None:
@@ -401,26 +469,39 @@ def _mainloops(weight: PackedWeight, *, aligned: bool) -> tuple[str, ...] | None
     return tuple(name for name in support.MAINLOOPS if name != support.SM90)
 
 
-def choose(weight: PackedWeight, m: int, *, aligned: bool = True) -> planner.Choice:
+def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invariant: bool = False) -> planner.Choice:
     """Returns the kernel and split that `gemm` uses for m tokens with a weight on a CUDA device.
 
     Args:
         weight: a packed weight on a CUDA device.
         m: rows of the activations.
         aligned: whether their rows start at 16-byte boundaries.
+        batch_invariant: as in `gemm`; the choice is then the same for every m.
+
+    Raises:
+        ArgumentError: the kernel that `batch_invariant` prescribes cannot read rows that are not aligned.
     """
-    key = ("choice", m, aligned)
+    key = (_INVARIANT, "choice") if batch_invariant else ("choice", m, aligned)
     choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
         device = planner_device(weight.data.device.index)
-        mainloops = _mainloops(weight, aligned=aligned)
-        choice = planner.choose(weight.types, m, weight.n, weight.k, device, mainloops=mainloops)
+        # Rows of dense activations are aligned for every m or, but for a single row, for none: k decides for all.
+        mainloops = _mainloops(weight, aligned=weight.k * 2 % 16 == 0 if batch_invariant else aligned)
+        choice = planner.choose(
+            weight.types, m, weight.n, weight.k, device, mainloops=mainloops, batch_invariant=batch_invariant
+        )
         weight.plans[key] = choice
+    if batch_invariant and not aligned and choice.config.schedule.mainloop != support.SM80:
+        got = "rows that do not start at 16-byte boundaries"
+        allowed = "aligned rows with batch_invariant: other rows need another kernel, whose results differ in bits"
+        raise ArgumentError(explain("a", got, allowed, "a.clone(memory_format=torch.contiguous_format)"))
     return choice
 
 
-def kernels(weight: PackedWeight) -> list[GemmConfig]:
+def kernels(weight: PackedWeight, *, batch_invariant: bool = False) -> list[GemmConfig]:
     """Returns every kernel that `choose` can return for a weight on a CUDA device and aligned activations."""
+    if batch_invariant:
+        return [choose(weight, 1, batch_invariant=True).config]
     device = planner_device(weight.data.device.index)
     return planner.schedules(weight.types, device, mainloops=_mainloops(weight, aligned=True))
 
