@@ -255,7 +255,7 @@ def test_g5_an_error_in_a_capture_leaves_the_stream_usable() -> None:
             ops.gemm(problem.a, problem.packed)
             ops.gemm(problem.a.float(), problem.packed)
 
-    with pytest.raises(ArgumentTypeError, match="a: got (dtype )?float32"):
+    with pytest.raises(ArgumentTypeError, match=r"a: got (dtype )?float32"):
         capture()
     with torch.cuda.stream(stream):
         y = ops.gemm(problem.a, problem.packed)
