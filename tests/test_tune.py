@@ -133,6 +133,14 @@ def test_other_gpus_and_versions_are_ignored_and_kept(file: Path, changes: dict[
     assert _entry(**changes) in json.loads(file.read_text())["entries"]
 
 
+def test_a_gpu_finds_its_own_choices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune.save([_outcome(16)])
+    for name, sm_count in ((H200.name, 78), ("NVIDIA H100", 132)):
+        other = tune.Gpu(name=name, device=planner.Device(arch="sm_90a", sm_count=sm_count))
+        monkeypatch.setattr(tune, "gpu", lambda index, other=other: other)
+        assert _stored(16) is None
+
+
 def test_a_new_measurement_replaces_the_old_one(file: Path) -> None:
     tune.save([_outcome(16), _outcome(64)])
     third = tune.candidates(TYPES, 12, N, K, H200.device)[-1]
