@@ -159,7 +159,8 @@ def _slowest(arch: str, mainloop: str) -> GemmConfig:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arch", "mainloop"), [("sm_80", support.SM80), ("sm_120a", support.SM80), ("sm_90a", support.SM90), ("sm_90a", support.SM90_DECODE)]
+    ("arch", "mainloop"),
+    [("sm_80", support.SM80), ("sm_120a", support.SM80), ("sm_90a", support.SM90), ("sm_90a", support.SM90_DECODE)],
 )
 def test_a_kernel_compiles_in_time(arch: str, mainloop: str, empty_cache: Path, table: _Table) -> None:
     """On one core, by the processor's time, so that a busy machine does not decide; CMake and ninja included."""

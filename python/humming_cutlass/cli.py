@@ -1,4 +1,4 @@
-"""The command line: `python -m humming_cutlass demo | bench | info | support | cache | emit | precompile`.
+"""The command line: `python -m humming_cutlass demo | bench | tune | info | support | cache | emit | precompile`.
 
 Every command prints for people; with `--json` it prints the same for programs. Exit codes: 0 fine, 1 the result is
 out of bounds, 2 the command could not be carried out (the message says what is allowed).
@@ -314,6 +314,70 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
 
 
 @app.command()
+def tune(
+    shapes: Annotated[str, typer.Option(help="NxK,...")],
+    m: Annotated[str, typer.Option(help="Tokens, separated by commas.")],
+    types: Annotated[str, typer.Option(help="Formats, e.g. int4:g128,uint4:floating:g64,float4_e2m1:g32:float8_e8m0.")],
+    dtype: Annotated[str, typer.Option(help="Type of the activations: float16, bfloat16.")] = "bfloat16",
+    device: Annotated[int, typer.Option(help="The CUDA device.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of the fastest; the median counts.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Times every kernel that a call could take, and stores the fastest where it beats the planner's choice by 2 %."""
+    _require_torch()
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from humming_cutlass import benchmark
+    from humming_cutlass import tune as store
+    from humming_cutlass.benchmark import tuner
+
+    problems = [
+        tuner.parse_types(word, n=n, k=k, element_a=dtype)
+        for n, k in map(benchmark.parse_shape, _words(shapes, "--shapes"))
+        for word in _words(types, "--types")
+    ]
+    tokens = _numbers(m, "--m", 1)
+    where, gpu = tuner.open_device(device)
+    path = store.check_file()
+    plan = tuner.Plan(problems=problems, tokens=tokens, device=where, gpu=gpu, repeats=repeats)
+    rows: list[dict[str, Any]] = []
+    heading = ""
+    with Progress(
+        console=Console(stderr=True), transient=True, redirect_stdout=not as_json and sys.stdout.isatty()
+    ) as progress:
+        task = progress.add_task("tuning", total=plan.points)
+        for outcome, row in tuner.run(plan):
+            store.save([outcome])  # now, so that an interruption loses one point at most
+            progress.advance(task)
+            rows.append(row)
+            if as_json:
+                continue
+            if heading != (heading := f"{row['n']}x{row['k']} {row['a']} x {row['types']} on {row['gpu']}"):
+                print(f"\n{heading}\n{'m':>6}  {'model':<28}{'µs':>9}  {'best':<28}{'µs':>9}{'gain':>8}")
+            print(_tune_line(outcome, row), flush=True)
+    kept, failed = sum(row["stored"] for row in rows), sum(row["failed"] for row in rows)
+    if as_json:
+        _print_json({"file": str(path), "rows": rows})
+    else:
+        print(f"\n{kept} of {len(rows)} choices stored in {path}")
+    _require(not failed)
+
+
+def _tune_line(outcome: Any, row: dict[str, Any]) -> str:
+    def words(choice: Any) -> str:
+        schedule = choice.config.schedule
+        return f"{'x'.join(map(str, schedule.tile_shape))} p{schedule.stage_count} split {choice.split_k}"
+
+    line = f"{row['m']:>6}  {words(outcome.model):<28}"
+    if row["model_us"] is None:
+        return f"{line}  OUT OF BOUNDS"
+    line += f"{row['model_us']:>9.2f}  {words(outcome.best):<28}{row['best_us']:>9.2f}{row['gain']:>8.1%}  "
+    line += "stored" if row["stored"] else "model stays"
+    return line if not row["failed"] else f"{line}  {row['failed']} OF {row['candidates']} OUT OF BOUNDS"
+
+
+@app.command()
 def info(as_json: Json = False) -> None:
     """Versions, paths, compiler, GPUs and environment variables: what a bug report needs."""
     import os
@@ -459,7 +523,7 @@ def precompile(
                     device = planner.Device(arch=target, sm_count=1)
                     # Unaligned activations and scales outside `support.scale_range` fall back to the SM80 mainloop.
                     kernels = planner.schedules(types, device)
-                    kernels += planner.schedules(types, device, mainloop=support.SM80)
+                    kernels += planner.schedules(types, device, mainloops=support.MAINLOOPS_FOR_ANY_TENSORS)
                     found = [emitter.emit(kernel) for kernel in kernels]
                     found.append(emitter.emit_pack(types.element_b, target))
                     sources |= {source.name: source for source in found}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from humming_cutlass import _tensors, planner, support
+from humming_cutlass import _tensors, planner, support, tune
 from humming_cutlass._tensors import Array
 from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
@@ -464,9 +464,7 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
 
 def _mainloops(weight: PackedWeight, *, aligned: bool) -> tuple[str, ...] | None:
     """Returns the mainloops that can take the tensors, or None where the planner is free."""
-    if aligned and weight.scales_fit:
-        return None
-    return tuple(name for name in support.MAINLOOPS if name != support.SM90)
+    return None if aligned and weight.scales_fit else support.MAINLOOPS_FOR_ANY_TENSORS
 
 
 def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invariant: bool = False) -> planner.Choice:
@@ -484,12 +482,14 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invarian
     key = (_INVARIANT, "choice") if batch_invariant else ("choice", m, aligned)
     choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
-        device = planner_device(weight.data.device.index)
+        index = weight.data.device.index
         # Rows of dense activations are aligned for every m or, but for a single row, for none: k decides for all.
         mainloops = _mainloops(weight, aligned=weight.k * 2 % 16 == 0 if batch_invariant else aligned)
-        choice = planner.choose(
-            weight.types, m, weight.n, weight.k, device, mainloops=mainloops, batch_invariant=batch_invariant
-        )
+        problem = (weight.types, m, weight.n, weight.k)
+        choice = None if batch_invariant else tune.stored(*problem, index, mainloops=mainloops)
+        if choice is None:
+            device = planner_device(index)
+            choice = planner.choose(*problem, device, mainloops=mainloops, batch_invariant=batch_invariant)
         weight.plans[key] = choice
     if batch_invariant and not aligned and choice.config.schedule.mainloop != support.SM80:
         got = "rows that do not start at 16-byte boundaries"

@@ -232,11 +232,12 @@ def choose(
         ArgumentError: m, n or k is too small.
         UnsupportedError: as `schedules`.
     """
-    found = candidates(types, _INVARIANT_TOKENS if batch_invariant else m, n, k, device, mainloops=mainloops)
+    _check_extent("m", m, 0)
+    tokens = _INVARIANT_TOKENS if batch_invariant else m
+    found = candidates(types, tokens, n, k, device, mainloops=mainloops)
     if batch_invariant:
-        _check_extent("m", m, 0)
-        found = [c for c in found if c.split_k == 1 and c.config.schedule.mainloop != support.SM90_DECODE]
-    return min(found, key=lambda choice: microseconds(choice, _INVARIANT_TOKENS if batch_invariant else m, n, k, device))
+        found = [choice for choice in found if choice.split_k == 1]
+    return min(found, key=lambda choice: microseconds(choice, tokens, n, k, device))
 
 
 _INVARIANT_TOKENS = 64

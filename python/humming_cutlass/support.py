@@ -44,6 +44,9 @@ MAINLOOPS = (SM80, SM90, SM90_DECODE)
 """Mainloops, by the header under collective/. The SM80 one computes every type on every later GPU; SM90_DECODE computes
 every type for few tokens."""
 
+MAINLOOPS_FOR_ANY_TENSORS = (SM80, SM90_DECODE)
+"""Those that take rows of A at any address, and group scales of any size."""
+
 DECODE_WARPS = 16
 """Warps of a CTA of SM90_DECODE, which split its k tile; MmaSm90BulkMultistage::Warps."""
 

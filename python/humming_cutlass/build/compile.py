@@ -124,8 +124,11 @@ _INCLUDE = re.compile(rb'^\s*#\s*include\s*["<](humming_cutlass/[^">]+)[">]', re
 
 
 def _header_digest(text: str, directories: tuple[Path, ...]) -> str:
-    """A hash of the headers that a source includes, by name and content: all of CUTLASS, and of this library what is
-    reached from the source, so that work on one mainloop leaves the kernels of the others in the cache."""
+    """A hash of the headers that a source includes, by name and content.
+
+    All of CUTLASS, and of this library what is reached from the source: work on one mainloop leaves the kernels of the
+    others in the cache.
+    """
     own, cutlass = _headers(directories)
     reached: set[str] = set()
     pending = [text.encode()]

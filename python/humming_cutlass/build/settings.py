@@ -19,6 +19,8 @@ ENVIRONMENT: dict[str, str] = {
     "HUMMING_CUTLASS_NUM_JOBS": "how many kernels are compiled at once; default: one a core",
     "HUMMING_CUTLASS_EXTRA_CUDA_FLAGS": "more flags for nvcc, separated as in a shell; part of the cache key",
     "HUMMING_CUTLASS_CUTLASS_DIR": "a CUTLASS directory instead of the headers inside the package",
+    "HUMMING_CUTLASS_TUNING_FILE": "where `tune` stores choices and calls find them; default "
+    "`$XDG_CONFIG_HOME/humming_cutlass/tuning.json`, `~/.config/humming_cutlass/tuning.json`; `/dev/null`: none",
     "CUDACXX": "the CUDA compiler; nothing else is searched",
     "CUDA_HOME": "the CUDA toolkit whose `bin/nvcc` is tried before `PATH`; `CUDA_PATH` is the same",
     "NVCC_CCBIN": "the host C++ compiler that nvcc uses, as nvcc reads it itself",
