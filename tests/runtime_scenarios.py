@@ -178,6 +178,7 @@ def cubin(**changes) -> str:
         "tile_n": 32,
         "tile_k": 64,
         "cluster_size": 1,
+        "cluster_split_k": 0,
         "persistent": 0,
         "max_m": 0,
         "dependent_launch": 0,
@@ -190,7 +191,7 @@ def cubin(**changes) -> str:
     assert changes.keys() <= traits.keys()
     traits.update(changes)
     path = folder / f"{len(list(folder.iterdir()))}.cubin"
-    path.write_bytes(b"FAKE" + struct.pack("15i", *traits.values()))
+    path.write_bytes(b"FAKE" + struct.pack("16i", *traits.values()))
     return str(path)
 
 
@@ -392,6 +393,14 @@ def grids():
     clustered = plan(kernel(persistent=1, cluster_size=4))
     clustered.run(a_of(330), d_of(330), 0)
     assert last_launch().grid == 8, "whole clusters only"
+    shared = plan(kernel(cluster_split_k=1, persistent=1))
+    shared.run(a_of(330), d_of(330), 0)
+    assert (last_launch().grid, last_launch().cluster) == (10, 1)
+    shared.run(a_of(330), d_of(330), 0, 3)
+    assert (last_launch().grid, last_launch().cluster) == (63 * 2, 3), "every tile's splits are a cluster"
+    assert (last_launch().arguments.partial, last_launch().arguments.counter) == (0, 0), "no workspace"
+    many = plan(kernel(cluster_split_k=1, tile_k=16))
+    raises(ArgumentError, lambda: many.run(a_of(1), d_of(1), 0, 9), "split_k: got 9; allowed: 1 to 8")
     few = plan(kernel(max_m=16, persistent=1))
     few.run(a_of(16), d_of(16), 0)
     raises(ArgumentError, lambda: few.run(a_of(17), d_of(17), 0), "m: got 17; allowed: at most 16 for this kernel")

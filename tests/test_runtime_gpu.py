@@ -36,7 +36,7 @@ using namespace humming_cutlass;
 constexpr int kTileM = 16, kTileN = 32, kTileK = 64, kThreads = 128;
 
 extern "C" __constant__ KernelTraits const humming_cutlass_traits = {
-    kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, PERSISTENT, 0, 0, BOX};
+    kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, 0, PERSISTENT, 0, 0, BOX};
 
 struct alignas(64) TestMap {
   char bytes[128];
@@ -265,6 +265,7 @@ def test_traits(paths: dict[str, str]) -> None:
         "tile_n": 32,
         "tile_k": 64,
         "cluster_size": 1,
+        "cluster_split_k": 0,
         "persistent": 1,
         "max_m": 0,
         "dependent_launch": 0,

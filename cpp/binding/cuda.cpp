@@ -91,6 +91,7 @@ nb::dict kernel_traits(Kernel& kernel, int device) {
   result["tile_n"] = traits.tile_n;
   result["tile_k"] = traits.tile_k;
   result["cluster_size"] = traits.cluster_size;
+  result["cluster_split_k"] = traits.cluster_split_k;
   result["persistent"] = traits.persistent;
   result["max_m"] = traits.max_m;
   result["dependent_launch"] = traits.dependent_launch;
@@ -344,7 +345,8 @@ void bind_cuda(nb::module_& module) {
       .def_prop_ro("entry", &Kernel::entry, "The name of the kernel in the cubin.")
       .def("traits", &kernel_traits, "device"_a,
            "Loads the kernel on a device and returns its KernelTraits: version, threads, smem_bytes, tile_m, tile_n, "
-           "tile_k, cluster_size, persistent, max_m, dependent_launch, box_m, box_n, box_b, box_scale, box_zero. "
+           "tile_k, cluster_size, cluster_split_k, persistent, max_m, dependent_launch, box_m, box_n, box_b, "
+           "box_scale, box_zero. "
            "Raises LaunchError where the device cannot run it.");
 
   module.def("pack", &pack, "kernel"_a, "codes"_a.none(), "packed"_a.none(), "stream"_a,

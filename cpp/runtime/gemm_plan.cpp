@@ -13,6 +13,7 @@ constexpr int64_t kMaxGrid = 2147483647;  // CTAs along x of a grid; kernels cou
 constexpr int64_t kBoxBytes = 128;        // a box row: the span of the 128-byte swizzle
 constexpr int64_t kTensorMapAlignment = 16;
 constexpr int64_t kAtomRows = 16;
+constexpr int kPortableClusterSize = 8;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -154,8 +155,14 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
                         "1 to " + std::to_string(k_tiles) + ", the tiles of " + std::to_string(traits.tile_k) +
                             " along k " + std::to_string(weight_.k));
   }
+  bool const in_cluster = traits.cluster_split_k != 0 && split_k > 1;
+  int64_t const cluster_size = in_cluster ? split_k : traits.cluster_size;
+  if (in_cluster && split_k > kPortableClusterSize) {
+    throw ArgumentError("split_k", std::to_string(split_k),
+                        "1 to " + std::to_string(kPortableClusterSize) + ", the CTAs of a cluster");
+  }
   int64_t const n_tiles = ceil_div(weight_.n, traits.tile_n);
-  int64_t const m_tiles_max = (kMaxGrid - traits.cluster_size + 1) / (n_tiles * split_k);
+  int64_t const m_tiles_max = (kMaxGrid - cluster_size + 1) / (n_tiles * split_k);
   int64_t const m_tiles = ceil_div(m, traits.tile_m);
   if (m_tiles > m_tiles_max || m > kMaxGrid) {
     throw ArgumentError("m", std::to_string(m),
@@ -163,8 +170,8 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
                             std::to_string(weight_.n) + " and split_k " + std::to_string(split_k));
   }
   int64_t const tiles = m_tiles * n_tiles;
-  int64_t grid = round_up(tiles * split_k, traits.cluster_size);
-  if (traits.persistent != 0) {
+  int64_t grid = round_up(tiles * split_k, cluster_size);
+  if (traits.persistent != 0 && !in_cluster) {
     // One CTA per SM at most; clusters are whole, so the SMs that do not fill one stay idle.
     int64_t const resident = device.sm_count / traits.cluster_size * traits.cluster_size;
     grid = std::min(grid, std::max<int64_t>(resident, traits.cluster_size));
@@ -189,7 +196,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.split_k = split_k;
 
   driver::ContextScope scope(device);
-  if (split_k > 1) {
+  if (split_k > 1 && !in_cluster) {
     int64_t const floats = tiles * split_k * traits.tile_m * traits.tile_n;
     Workspace const scratch = workspace(device, stream, size_t(floats), size_t(tiles));
     arguments.ptr_partial = scratch.partial;
@@ -223,10 +230,10 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   config.shared_memory_bytes = unsigned(traits.smem_bytes);
   config.stream = stream;
   config.attributes = attributes;
-  if (traits.cluster_size > 1) {
+  if (cluster_size > 1) {
     driver::LaunchAttribute& cluster = attributes[config.attribute_count++];
     cluster.id = driver::kAttributeClusterDimension;
-    cluster.value.cluster = {unsigned(traits.cluster_size), 1, 1};
+    cluster.value.cluster = {unsigned(cluster_size), 1, 1};
   }
   if (traits.dependent_launch != 0 && dependent_launch_wanted()) {
     driver::LaunchAttribute& dependent = attributes[config.attribute_count++];

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from humming_cutlass import support
 from humming_cutlass.config import ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
@@ -78,11 +78,11 @@ _SM80_SCHEDULES = (
 # grid allows, since every row tile reads all activations again. Many tokens: as large a tile as the accumulators allow.
 _SM90_TILES = (
     ((16, 128, 256), 6),
-    ((16, 256, 128), 6),
-    ((32, 128, 128), 8),
+    ((32, 128, 256), 5),
+    ((32, 192, 128), 6),
     ((64, 128, 256), 4),
-    ((64, 256, 128), 5),
     ((128, 128, 128), 5),
+    ((128, 192, 128), 4),
     ((256, 128, 128), 3),
 )
 _SM90_MIN_STAGES = 3
@@ -93,6 +93,8 @@ _DECODE_RING_BYTES = 1 << 17
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
 
 _MAX_SPLIT_K = 16
+_CLUSTER_SHARE = {2: 1.0, 3: 0.88, 4: 0.9, 5: 0.83, 6: 0.77, 7: 0.79, 8: 0.9}
+"""Share of the SMs that clusters of a size fill at a time: a cluster lies within a GPC."""
 _MIN_K_TILES = 4
 """Shortest k range of a split, in tiles: below it the pipeline never fills."""
 _MAX_PARTIAL_BYTES = 1 << 28
@@ -102,23 +104,29 @@ _WEIGHT_BYTES = 34.0
 """Bytes of B an SM receives per nanosecond when all stream from memory."""
 _ACTIVATION_BYTES = 100.0
 """Bytes of A an SM receives per nanosecond, from L2."""
-_DEQUANTIZED_WEIGHTS = 75.0
-"""Weights an SM dequantizes per nanosecond."""
-_FLOPS = 6400.0
+_DEQUANTIZED_WEIGHTS = 56.0
+"""Weights an SM dequantizes per nanosecond, in the shadow of which the tensor cores work."""
+_FLOPS = 7000.0
 """Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
-_EFFICIENCY = {8: 0.3, 16: 0.45, 32: 0.6, 64: 0.8, 128: 0.93, 256: 0.98}
+_EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.68, 128: 0.9, 256: 0.97}
 """What of it wgmma reaches, by the tokens of a tile."""
-_SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.15, 64: 0.25}
+_SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.14, 64: 0.23}
 """What of it mma.sync reaches with weights dequantized in registers."""
 _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
 """CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
-_UNIT_NS = 2000.0
-"""Filling the pipeline and storing a tile."""
-_DECODE_NS = 3500.0
-"""Filling the rings, and the sums at the end, of the kernel for few tokens."""
-_SPLIT_NS = 1000.0
-"""Waiting for the other CTAs of a tile."""
-_PARTIAL_BYTES = 20.0
+_LAUNCH_NS = 2000.0
+"""A launch and the first copies."""
+_UNIT_NS = 1000.0
+"""Storing a tile."""
+_DECODE_NS = 3700.0
+"""A launch, filling the rings, and the sums at the end, of the kernel for few tokens."""
+_DECODE_WEIGHTS = 75.0
+"""Weights an SM dequantizes and multiplies per nanosecond there."""
+_DECODE_ACTIVATION_BYTES = 60.0
+"""Bytes of A an SM receives per nanosecond there, while it waits for them."""
+_SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
+"""Waiting for the other CTAs of a tile: through memory, or within a cluster."""
+_PARTIAL_BYTES = {support.SM80: 20.0, support.SM90: 60.0}
 """Bytes of partial sums an SM writes and reads per nanosecond."""
 
 
@@ -244,16 +252,21 @@ _INVARIANT_TOKENS = 64
 """Tokens of the batch-invariant kernel: enough for the tensor cores, few enough to decode with."""
 
 
-def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> range:
-    """Returns the splits of k worth looking at; none where the kernel does not take m tokens."""
+def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> Iterable[int]:
+    """Returns the splits of k worth looking at; none where the kernel does not take m tokens.
+
+    Those of the SM90 mainloop are clusters, which all must be resident: more would wait for a second wave.
+    """
     tile_m, tile_n, tile_k = config.schedule.tile_shape
     if config.schedule.mainloop == support.SM90_DECODE:
         return range(1, 2 if m <= tile_m else 1)
     tiles = max(1, -(-m // tile_m) * -(-n // tile_n))
-    slots = device.sm_count * _ctas_per_sm(config)
     partial = tiles * tile_m * tile_n * 4
-    most = min(slots // tiles, -(-k // tile_k) // _MIN_K_TILES, _MAX_SPLIT_K, _MAX_PARTIAL_BYTES // partial)
-    return range(1, max(1, most) + 1)
+    most = min(-(-k // tile_k) // _MIN_K_TILES, _MAX_SPLIT_K, _MAX_PARTIAL_BYTES // partial)
+    if config.schedule.mainloop == support.SM90:
+        fitting = {size: int(device.sm_count * share) // size for size, share in _CLUSTER_SHARE.items()}
+        return [1] + [size for size, count in fitting.items() if size <= most and tiles <= count]
+    return range(1, max(1, min(most, device.sm_count * _ctas_per_sm(config) // tiles)) + 1)
 
 
 def _ctas_per_sm(config: GemmConfig) -> int:
@@ -276,9 +289,10 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     column = max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS)
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
-    nanoseconds = waves * (columns * column * sharing + _UNIT_NS)
+    nanoseconds = _LAUNCH_NS + waves * (columns * column * sharing + _UNIT_NS)
     if choice.split_k > 1:
-        nanoseconds += _SPLIT_NS + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES
+        mainloop = config.schedule.mainloop
+        nanoseconds += _SPLIT_NS[mainloop] + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[mainloop]
     return nanoseconds / 1000
 
 
@@ -288,4 +302,4 @@ def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     own = -(-rows // device.sm_count)
     passes = 1 if k <= config.schedule.tile_shape[2] else -(-own // 8)
     copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
-    return _DECODE_NS + max(copy, own * ATOM_N * k / _DEQUANTIZED_WEIGHTS) + passes * m * k * 2 / _ACTIVATION_BYTES
+    return _DECODE_NS + max(copy, own * ATOM_N * k / _DECODE_WEIGHTS) + passes * m * k * 2 / _DECODE_ACTIVATION_BYTES

@@ -203,9 +203,10 @@ def smem_bytes(config: GemmConfig) -> int:
     if config.schedule.mainloop == SM80:
         return max(config.schedule.stage_count * (a + b + scales + zeros), tile_m * (tile_n * d + 16))
     stages = config.schedule.stage_count * _round_up(a + b + _round_up(scales, 128) + zeros, 1024)
+    stages = max(stages, tile_m * tile_n * 4)  # the partial sums of split-k take their place
     barriers = 16 * config.schedule.stage_count
     epilogue = tile_n // 64 * min(tile_m, 16) * (64 * d + 16)
-    return _round_up(_round_up(stages + barriers, 1024) + epilogue + 4, 1024)
+    return _round_up(_round_up(stages + barriers, 1024) + epilogue, 1024)
 
 
 def _smem_bytes_decode(schedule: ScheduleConfig, slab: int) -> int:

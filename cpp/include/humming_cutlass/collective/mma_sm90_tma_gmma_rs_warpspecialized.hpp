@@ -67,7 +67,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int OffsetScale = BytesA + BytesB;
   static constexpr int OffsetZero = OffsetScale + (BytesScale + 127) / 128 * 128;   ///< TMA writes at multiples of 128
   static constexpr int StageBytes = (OffsetZero + BytesZero + 1023) / 1024 * 1024;  ///< A needs multiples of 1024
-  static constexpr int SmemBytes = StageCount * StageBytes;
+  static constexpr int BytesSums = TileShape::M * TileShape::N * 4;  ///< split-k puts them where the stages were
+  static constexpr int SmemBytes = StageCount * StageBytes > BytesSums ? StageCount * StageBytes : BytesSums;
 
   static_assert(TileShape::N % 64 == 0 && Warpgroups <= 4, "MmaSm90: TileShape::N must be 64, 128, 192 or 256");
   static_assert(TileShape::K % 64 == 0 && Batches % 2 == 0,

@@ -17,7 +17,7 @@ struct GemmArguments {
   float const* ptr_global_scale;  ///< one float, or null for 1
   float const* ptr_bias;          ///< float [n], or null
   void* ptr_d;                    ///< (m, n), row stride `stride_d`, inner stride 1
-  float* ptr_partial;             ///< split-k partial sums; null when `split_k` is 1
+  float* ptr_partial;             ///< split-k partial sums; null when `split_k` is 1, or a cluster
   uint32_t* ptr_counter;          ///< one per output tile, zero before and after every launch
   int64_t stride_a;               ///< elements between rows of A
   int64_t stride_d;               ///< elements between rows of D
@@ -37,6 +37,7 @@ struct KernelTraits {
   int32_t tile_n;
   int32_t tile_k;
   int32_t cluster_size = 1;      ///< CTAs of a cluster; 1 without clusters
+  int32_t cluster_split_k = 0;   ///< 1: the CTAs that share a tile's k range are a cluster, at most 8; no workspace
   int32_t persistent = 0;        ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
   int32_t max_m = 0;             ///< the most rows of A; 0: any
   int32_t dependent_launch = 0;  ///< 1: the kernel itself waits for the kernels before it (griddepcontrol.wait)

@@ -19,40 +19,44 @@ struct LinearSm90 {
   using Accumulator = typename Mainloop::Accumulator;
 
   static constexpr int ChunkTokens = TileShape::M < 16 ? TileShape::M : 16;  ///< few: shared memory is for the stages
-  static constexpr int RowElements = 64 + 16 / int(sizeof(Storage));         ///< padded against bank conflicts
+  static constexpr int ChunkFragments = ChunkTokens / 8;
+  static constexpr int Chunks = TileShape::M / ChunkTokens;
+  static constexpr int RowElements = 64 + 16 / int(sizeof(Storage));  ///< padded against bank conflicts
   static constexpr int BytesWarpgroup = ChunkTokens * RowElements * int(sizeof(Storage));
 
   struct SharedStorage {
     alignas(16) uint8_t buffer[Mainloop::Warpgroups][BytesWarpgroup];
   };
 
+  /// Stores the chunks `first`, `first + step`, ... of the tile, whose sums are `accumulators[0 ...]`.
   __device__ static void store(GemmArguments const& args, WorkUnit const& work, Accumulator& accumulators,
-                               SharedStorage& shared) {
+                               SharedStorage& shared, int first, int step) {
     int const warpgroup = threadIdx.x / 128;
     int const warp = threadIdx.x / 32 % 4;
     int const lane = threadIdx.x % 32;
     auto* const buffer = reinterpret_cast<Storage*>(shared.buffer[warpgroup]);  // (ChunkTokens, 64 + padding)
     int32_t const n_begin = work.tile_n * TileShape::N + warpgroup * 64;
     scale(args, n_begin + warp * 16, lane, accumulators);
-    static_for<TileShape::M / ChunkTokens>([&](auto chunk) {
+    static_for<Chunks>([&](auto c) {
+      int const chunk = first + c * step;
+      if (chunk >= Chunks) {
+        return;
+      }
       sync(warpgroup);  // the chunk before has left the buffer
-      if constexpr (sizeof(Storage) == 2 && ChunkTokens % 16 == 0) {
-        static_for<ChunkTokens / 16>([&](auto i) {
-          float (&x)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i];
-          float (&y)[4] = accumulators[chunk * (ChunkTokens / 8) + 2 * i + 1];
-          int const token = i * 16 + lane / 16 * 8 + lane % 8;
-          int const column = warp * 16 + lane / 8 % 2 * 8;
-          cute::SM90_U16x8_STSM_T::copy(round_pair<ElementD>(x[0], x[1]), round_pair<ElementD>(x[2], x[3]),
-                                        round_pair<ElementD>(y[0], y[1]), round_pair<ElementD>(y[2], y[3]),
-                                        *reinterpret_cast<cute::uint128_t*>(buffer + token * RowElements + column));
-        });
+      if constexpr (sizeof(Storage) == 2 && ChunkTokens == 16) {
+        float (&x)[4] = accumulators[2 * c];
+        float (&y)[4] = accumulators[2 * c + 1];
+        int const token = lane / 16 * 8 + lane % 8;
+        int const column = warp * 16 + lane / 8 % 2 * 8;
+        cute::SM90_U16x8_STSM_T::copy(round_pair<ElementD>(x[0], x[1]), round_pair<ElementD>(x[2], x[3]),
+                                      round_pair<ElementD>(y[0], y[1]), round_pair<ElementD>(y[2], y[3]),
+                                      *reinterpret_cast<cute::uint128_t*>(buffer + token * RowElements + column));
       } else {
-        static_for<ChunkTokens / 8>([&](auto j) {
+        static_for<ChunkFragments>([&](auto j) {
           static_for<4>([&](auto i) {
             int const token = j * 8 + lane % 4 * 2 + i % 2;
             int const column = warp * 16 + lane / 4 + 8 * (i / 2);
-            buffer[token * RowElements + column] =
-                Output<ElementD>::round(accumulators[chunk * (ChunkTokens / 8) + j][i]);
+            buffer[token * RowElements + column] = Output<ElementD>::round(accumulators[c * ChunkFragments + j][i]);
           });
         });
       }

@@ -4,8 +4,8 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "humming_cutlass/collective/mma_sm90_tma_gmma_rs_warpspecialized.hpp"
+#include "humming_cutlass/epilogue/cluster_split_k.hpp"
 #include "humming_cutlass/epilogue/linear_sm90.hpp"
-#include "humming_cutlass/epilogue/split_k.hpp"
 
 namespace humming_cutlass::kernel {
 
@@ -13,21 +13,21 @@ template <class Config>
 struct GemmSm90 {
   using Mainloop = collective::MmaSm90TmaGmmaRsWarpSpecialized<Config>;
   using Epilogue = epilogue::LinearSm90<Mainloop, typename Config::ElementD>;
-  using Reduction = epilogue::SplitK<Mainloop::Fragments, Mainloop::ConsumerThreads>;
+  using Reduction = epilogue::ClusterSplitK<Epilogue::Chunks, Epilogue::ChunkFragments, Mainloop::ConsumerThreads>;
   using TileShape = typename Config::TileShape;
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
     typename Epilogue::SharedStorage epilogue;
-    uint32_t split_k_flag;
   };
 
   static constexpr int Threads = Mainloop::ConsumerThreads + 128;
   static constexpr int SmemBytes = int(sizeof(SharedStorage));
+  static_assert(Reduction::BufferBytes == Mainloop::BytesSums, "GemmSm90: the partial sums have another size");
   static_assert(SmemBytes <= 227 * 1024, "GemmSm90: more shared memory than SM90 has; choose fewer stages");
 
   /// Registers a thread, after the producer has given up most of its own.
-  static constexpr int ProducerRegisters = Mainloop::Warpgroups == 4 ? 24 : Mainloop::Warpgroups == 3 ? 32 : 40;
+  static constexpr int ProducerRegisters = Mainloop::Warpgroups >= 3 ? 32 : 40;
   static constexpr int ConsumerRegisters = Mainloop::Warpgroups == 4   ? 112
                                            : Mainloop::Warpgroups == 3 ? 160
                                            : Mainloop::Warpgroups == 2 ? 232
@@ -36,6 +36,7 @@ struct GemmSm90 {
   static constexpr KernelTraits traits() {
     KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
     traits.persistent = 1;
+    traits.cluster_split_k = 1;
     traits.dependent_launch = 1;
     traits.box_m = TileShape::M;
     traits.box_n = Mainloop::AtomRows;
@@ -61,15 +62,20 @@ struct GemmSm90 {
     } else {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
       arch::wait_on_dependent_grids();  // D and the workspace may be another kernel's
-      int32_t const tiles = typename Mainloop::Scheduler(args).tiles();
       Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
-        auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
-        if (args.split_k > 1 && !Reduction::reduce(args, threadIdx.x, work.tile, tiles, work.split, accumulators,
-                                                   &shared.split_k_flag, sync)) {
-          return;
+        int first = 0;
+        int step = 1;
+        if (args.split_k > 1) {  // one unit of work a CTA: the stages are free
+          auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
+          Reduction::reduce(reinterpret_cast<float4*>(shared.mainloop.stages), threadIdx.x, accumulators, sync);
+          first = work.split;
+          step = args.split_k;
         }
-        Epilogue::store(args, work, accumulators, shared.epilogue);
+        Epilogue::store(args, work, accumulators, shared.epilogue, first, step);
       });
+      if (args.split_k > 1) {
+        Reduction::finish();
+      }
     }
   }
 };

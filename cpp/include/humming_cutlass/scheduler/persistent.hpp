@@ -32,10 +32,10 @@ struct PersistentScheduler {
   __device__ int32_t tiles() const { return tiles_m * tiles_n; }
   __device__ int32_t units() const { return tiles() * split_k; }
 
-  /// Unit `index` of `units()`. Neighbours are tiles, not splits of one tile: a wave shares rows of A and of B.
+  /// Unit `index` of `units()`. Neighbours are the splits of one tile: they are a cluster.
   __device__ WorkUnit unit(int32_t index) const {
-    int32_t const tile = index % tiles();
-    int32_t const split = index / tiles();
+    int32_t const tile = index / split_k;
+    int32_t const split = index % split_k;
     TileCoordinate const at = raster(tile, tiles_m, tiles_n);
     return {tile,
             split,
