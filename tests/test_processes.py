@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
 
-import humming_cutlass  # noqa: E402
-from processes import run_script  # noqa: E402
+import humming_cutlass
+from processes import run_script
 
 
 def _script(folder: pathlib.Path, text: str) -> str:
@@ -37,7 +37,11 @@ def test_the_same_package_and_the_variables(tmp_path: pathlib.Path, monkeypatch:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     text = "import os, sys, humming_cutlass; print(humming_cutlass.__file__, os.environ['WORD'], sys.argv[1:])"
-    assert run_script(_script(tmp_path, text), "one", WORD="two").split() == [humming_cutlass.__file__, "two", "['one']"]
+    assert run_script(_script(tmp_path, text), "one", WORD="two").split() == [
+        humming_cutlass.__file__,
+        "two",
+        "['one']",
+    ]
 
 
 def test_a_failure_has_the_output(tmp_path: pathlib.Path) -> None:
