@@ -62,9 +62,9 @@ if os.fork() == 0:
 os.wait()
 """
     start = time.monotonic()
-    with pytest.raises(AssertionError, match=r"hangs: not done after 1 s") as failure:
-        run_script(_script(tmp_path, text), timeout=1)
-    assert time.monotonic() - start < 15
+    with pytest.raises(AssertionError, match=r"hangs: not done after 5 s") as failure:
+        run_script(_script(tmp_path, text), timeout=5)
+    assert time.monotonic() - start < 30
     assert "in child_that_hangs" in str(failure.value)
     child = re.search(r"child (\d+)", str(failure.value))
     assert child is not None
@@ -75,6 +75,6 @@ def test_what_is_left_behind_is_killed(tmp_path: pathlib.Path) -> None:
     text = "import os, time\nchild = os.fork()\nif child == 0: time.sleep(600)\nprint(child)"
     start = time.monotonic()
     child = int(run_script(_script(tmp_path, text)))
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 30
     assert child != os.getpid()
     assert _ended(child)
