@@ -57,10 +57,14 @@ def run_script(*arguments: str, timeout: float = LIMIT, **environment: str) -> s
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
-            if _signal_group(process.pid, signal.SIGABRT):  # faulthandler prints every thread's Python frames
-                time.sleep(2)
+            # faulthandler prints every thread's Python frames, in many small writes: one process after the other.
+            for member in _members(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGABRT)
+                time.sleep(0.5)
         finally:
-            _signal_group(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may not let go of it
                 process.wait(5)
         output.seek(0)
@@ -72,10 +76,12 @@ def run_script(*arguments: str, timeout: float = LIMIT, **environment: str) -> s
     return text
 
 
-def _signal_group(group: int, number: signal.Signals) -> bool:
-    """Signals a process group; returns whether there was one."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
+def _members(group: int) -> list[int]:
+    """Returns the processes of a group, the youngest first, so that a parent does not report its child's end."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()  # state, parent, group, ...
+            if int(fields[2]) == group:
+                found.append(int(stat.parent.name))
+    return sorted(found, reverse=True)
