@@ -1,9 +1,11 @@
 // A stand-in for libcuda.so.1 for the tests of the runtime on a machine without a GPU. Device memory is host memory; a
 // "cubin" is the text FAKE followed by the bytes of a KernelTraits. It enforces the rules that are easy to break: a
 // context must be current, and what a capture forbids fails unless the thread's capture mode is relaxed.
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -51,6 +53,14 @@ int allocations = 0;
 int static_shared = 0;
 int load_result = 0;
 uint64_t next_stream = 0x5000;
+std::map<uint64_t, unsigned long long> generations;  // of handles: how many streams had them before
+
+// Two threads have different numbers.
+unsigned long long thread_number() {
+  static std::atomic<unsigned long long> next{1};
+  thread_local unsigned long long const number = next++;
+  return number;
+}
 
 dlpack::ExchangeApi const* torch_api = nullptr;
 
@@ -120,6 +130,10 @@ void fake_capture(uint64_t stream, int on) {
   } else {
     capturing.erase(reinterpret_cast<Stream>(stream));
   }
+}
+// The stream is destroyed and a new one gets its handle.
+void fake_reuse_handle(uint64_t stream) {
+  ++generations[stream];
 }
 void fake_static_shared(int bytes) {
   static_shared = bytes;
@@ -333,6 +347,17 @@ Result cuStreamIsCapturing(Stream stream, CaptureStatus* status) {
   *status = capturing.count(stream) != 0 ? kCapturing : kNotCapturing;
   return kSuccess;
 }
+#ifndef WITHOUT_STREAM_IDS  // as drivers older than 12.0 are
+Result cuStreamGetId(Stream stream, unsigned long long* id) {
+  constexpr uint64_t per_thread_default = 2;
+  auto const handle = reinterpret_cast<uint64_t>(stream);
+  auto const generation = generations.find(handle);
+  *id = handle << 16 | (handle == per_thread_default      ? thread_number()
+                        : generation == generations.end() ? 0ull
+                                                          : generation->second);
+  return need_context();
+}
+#endif
 Result cuThreadExchangeStreamCaptureMode(CaptureMode* exchanged) {
   CaptureMode const old = mode;
   mode = *exchanged;

@@ -497,6 +497,43 @@ def workspaces():
     assert fake.fake_mode() == 0
 
 
+def _workspace_of_per_thread_default_stream(bound):
+    """Returns where a launch of this thread on the stream of handle 2 has its partial sums and counters."""
+    bound.run(a_of(33), d_of(33), 2, 2)
+    found = last_launch().arguments
+    return found.partial, found.counter
+
+
+def workspaces_of_streams_with_one_handle():
+    """Two threads' default streams, and a stream that was destroyed and the one that got its handle, do not share."""
+    bound = plan()
+    mine = _workspace_of_per_thread_default_stream(bound)
+    theirs = []
+    thread = threading.Thread(target=lambda: theirs.append(_workspace_of_per_thread_default_stream(bound)))
+    thread.start()
+    thread.join()
+    assert not set(theirs[0]) & set(mine)
+    assert _workspace_of_per_thread_default_stream(bound) == mine, "a thread keeps its workspace"
+
+    bound.run(a_of(33), d_of(33), 0x77, 2)
+    before = last_launch().arguments
+    fake.fake_reuse_handle(0x77)
+    bound.run(a_of(33), d_of(33), 0x77, 2)
+    after = last_launch().arguments
+    assert not {after.partial, after.counter} & {before.partial, before.counter}
+    assert ctypes.string_at(after.counter, 24) == bytes(24)
+    fake.fake_capture(2, 1)
+    captured = _workspace_of_per_thread_default_stream(bound)
+    assert not {captured[0], captured[1]} & set(mine), "a graph does not share with eager launches"
+
+
+def workspaces_by_handle():
+    """Without numbers of streams, which drivers older than 12.0 lack, handles tell them apart."""
+    workspaces()
+    bound = plan()
+    assert _workspace_of_per_thread_default_stream(bound) == _workspace_of_per_thread_default_stream(bound)
+
+
 def capture():
     """The first call of all happens while a stream is being captured."""
     fake.fake_capture(9, 1)
@@ -603,7 +640,10 @@ SCENARIOS = {
         grids,
         tensor_maps,
         tensor_maps_of_the_weight,
+        dependent_launches,
         workspaces,
+        workspaces_of_streams_with_one_handle,
+        workspaces_by_handle,
         capture,
         threads,
         call,
@@ -616,4 +656,6 @@ if __name__ == "__main__":
     for query in ("fake_capture", "fake_launch", "fake_map", "fake_map_back"):
         getattr(fake, query).restype = None
     fake.fake_capture.argtypes = (ctypes.c_uint64, ctypes.c_int)
+    fake.fake_reuse_handle.restype = None
+    fake.fake_reuse_handle.argtypes = (ctypes.c_uint64,)
     SCENARIOS[sys.argv[2]]()

@@ -63,6 +63,7 @@ Library open() {
   resolve(handle, "cuStreamIsCapturing", f.cuStreamIsCapturing, error);
   resolve(handle, "cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode, error);
   std::string optional;
+  resolve(handle, "cuStreamGetId", f.cuStreamGetId, optional);
   resolve(handle, "cuTensorMapEncodeTiled", f.cuTensorMapEncodeTiled, optional);
   if (!error.empty()) {
     return library;

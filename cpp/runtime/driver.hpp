@@ -114,6 +114,8 @@ struct Functions {
   Result (*cuStreamSynchronize)(Stream);
   Result (*cuStreamIsCapturing)(Stream, CaptureStatus*);
   Result (*cuThreadExchangeStreamCaptureMode)(CaptureMode*);
+  /// Null on drivers older than 12.0: the handle then stands for the stream.
+  Result (*cuStreamGetId)(Stream, unsigned long long*);
   /// Null on drivers older than 12.0: only kernels that take a tensor map need it.
   Result (*cuTensorMapEncodeTiled)(TensorMap*, int type, uint32_t rank, void* address, uint64_t const* extents,
                                    uint64_t const* strides, uint32_t const* box, uint32_t const* element_strides,

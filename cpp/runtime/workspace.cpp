@@ -49,7 +49,7 @@ struct Entry {
   Buffer counters;
 };
 
-using Key = std::tuple<int, driver::Stream, bool>;
+using Key = std::tuple<int, unsigned long long, bool>;  // device, stream, whether it is capturing
 
 struct Registry {
   std::mutex mutex;
@@ -61,6 +61,17 @@ Registry& registry() {
   return *instance;
 }
 
+/// What tells a stream from all others, see workspace.hpp. The device's context must be current: 0 is a stream of each.
+unsigned long long identity(driver::Stream stream) {
+  driver::Functions const& f = driver::functions();
+  if (f.cuStreamGetId == nullptr) {
+    return reinterpret_cast<uintptr_t>(stream);
+  }
+  unsigned long long id = 0;
+  driver::check(f.cuStreamGetId(stream, &id), "cuStreamGetId");
+  return id;
+}
+
 constexpr size_t kInitialPartialBytes = size_t(1) << 20;
 constexpr size_t kInitialCounterBytes = size_t(1) << 14;
 
@@ -69,9 +80,10 @@ constexpr size_t kInitialCounterBytes = size_t(1) << 14;
 Workspace workspace(driver::DeviceState const& device, driver::Stream stream, size_t floats, size_t counters) {
   driver::CaptureStatus status = driver::kNotCapturing;
   driver::check(driver::functions().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
+  Key const key(device.ordinal, identity(stream), status != driver::kNotCapturing);
   Registry& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
-  Entry& entry = all.entries[Key(device.ordinal, stream, status != driver::kNotCapturing)];
+  Entry& entry = all.entries[key];
   entry.partial.reserve(device, std::max(floats * sizeof(float), kInitialPartialBytes), false);
   entry.counters.reserve(device, std::max(counters * sizeof(uint32_t), kInitialCounterBytes), true);
   return {reinterpret_cast<float*>(entry.partial.address), reinterpret_cast<uint32_t*>(entry.counters.address)};
