@@ -117,8 +117,8 @@ def test_hopper_uses_wgmma() -> None:
 
 def test_few_tokens_are_not_split() -> None:
     """Whole atom rows over the full k, where there is one for every SM and the tokens fit a tile."""
-    for m in (1, 2, 4, 8):
-        choice = planner.choose(TYPES, m, 8192, 8192, H200)
+    for m, n in ((1, 8192), (2, 8192), (4, 8192), (8, 28672)):
+        choice = planner.choose(TYPES, m, n, 8192, H200)
         assert (choice.config.schedule.mainloop, choice.split_k) == (support.SM90_DECODE, 1)
     decode = [c for c in planner.candidates(TYPES, 9, 8192, 8192, H200) if c.config.schedule.tile_shape[0] == 8]
     assert not decode
