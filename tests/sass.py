@@ -111,7 +111,7 @@ def _traits_fields() -> list[str]:
         if header.exists():
             text = header.read_text()
             body = text[text.index("struct KernelTraits {") :]
-            return re.findall(r"^\s*int32_t (\w+)(?: = \d+)?;", body[: body.index("};")], re.MULTILINE)
+            return re.findall(r"^\s*int32_t (\w+)(?:\s*=\s*\d+)?;", body[: body.index("};")], re.MULTILINE)
     raise FileNotFoundError("device/arguments.hpp")
 
 
