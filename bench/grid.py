@@ -2,8 +2,8 @@
 
     python bench/grid.py --out bench/results/h200-grid.jsonl [--types int4,uint4] [--m 1,7,16,33,128,1000]
 
-The kernel is the one with the smallest tile that holds m, or the largest tile; k is split in one to three parts by turns.
-Every row holds the relative error, and the largest element-wise error as a fraction of its bound
+The kernel is the one with the smallest tile that holds m, or the largest tile; k is split in one to three parts by
+turns. Every row holds the relative error, and the largest element-wise error as a fraction of its bound
 (u_out * |R| + k * 2^-24 * sum |a * w|, docs/architecture.md). The exit status is 1 when a row is out of bounds.
 Outputs are poisoned with NaN first; inputs are drawn afresh for every row.
 """

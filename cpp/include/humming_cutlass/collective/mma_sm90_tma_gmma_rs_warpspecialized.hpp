@@ -53,7 +53,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
   /// CTAs of a cluster that work on neighbouring tiles along n and receive A together, each fetching a part of it: for
   /// many tokens, where A is most of the traffic.
-  static constexpr int MaxSharing = TileShape::M >= 256 && AtomColumns % 2 == 0 ? 2 : 1;
+  static constexpr int MaxSharing = TileShape::M >= 256 ? 2 : 1;
+  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< rows of a TMA box of A
   using Scheduler = PersistentScheduler<TileShape, MaxSharing>;
 
   static constexpr int BytesBlockA = TileShape::M * 128;  ///< 64 columns of A: one TMA box
@@ -190,14 +191,17 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
     uint64_t* const full = &shared.full[at.state.stage];
-    int32_t const token = at.work.tile_m * TileShape::M;
-    static_for<AtomColumns>([&](auto c) {
-      int32_t const column = at.k_tile * TileShape::K + c * 64;
+    static_for<AtomColumns * MaxSharing>([&](auto i) {
+      constexpr int column = i / MaxSharing;
+      constexpr int part = i % MaxSharing;
+      uint8_t* const target = stage + column * BytesBlockA + part * (BoxTokens * 128);
+      int32_t const k = at.k_tile * TileShape::K + column * 64;
+      int32_t const token = at.work.tile_m * TileShape::M + part * BoxTokens;
       if (sharing == 1) {
-        cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, stage + c * BytesBlockA, column, token);
-      } else if (c % MaxSharing == cute::block_rank_in_cluster()) {
+        cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, target, k, token);
+      } else if (part == cute::block_rank_in_cluster()) {
         constexpr uint16_t All = (1 << MaxSharing) - 1;
-        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&maps.a, full, All, Keep, stage + c * BytesBlockA, column, token);
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&maps.a, full, All, Keep, target, k, token);
       }
     });
   }

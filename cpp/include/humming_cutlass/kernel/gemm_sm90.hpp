@@ -39,7 +39,7 @@ struct GemmSm90 {
     traits.cluster_size = Mainloop::MaxSharing;
     traits.cluster_split_k = 1;
     traits.dependent_launch = 1;
-    traits.box_m = TileShape::M;
+    traits.box_m = Mainloop::BoxTokens;
     traits.box_n = Mainloop::AtomRows;
     traits.box_b = Mainloop::BoxColumns * Mainloop::BytesAtom / 8;
     traits.box_scale = Mainloop::Groups::TileGroups * Mainloop::BytesGroupScale / 8;
