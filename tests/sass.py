@@ -32,11 +32,13 @@ _EXPECTED_COPIES = {
     support.SM90: {"UTMALDG"},
     support.SM90_DECODE: {"UBLKCP"},
 }
-#: What else the mainloop is made of: ldmatrix; transaction barriers and the register hand-over.
+#: griddepcontrol.wait and .launch_dependents.
+_DEPENDENT_LAUNCH = {"ACQBULK", "PREEXIT"}
+#: What else the mainloop is made of: ldmatrix; transaction barriers, the register hand-over, the barrier of a cluster.
 _EXPECTED_OTHERS = {
     support.SM80: {"LDSM", "LDGDEPBAR"},
-    support.SM90: {"SYNCS", "USETMAXREG", "WARPGROUP"},
-    support.SM90_DECODE: {"SYNCS"},
+    support.SM90: {"SYNCS", "USETMAXREG", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT", *_DEPENDENT_LAUNCH},
+    support.SM90_DECODE: {"SYNCS", *_DEPENDENT_LAUNCH},
 }
 _LOCAL = ("STL", "LDL")
 #: Opcode lines: address, perhaps a predicate, opcode.
@@ -111,7 +113,7 @@ def _traits_fields() -> list[str]:
         if header.exists():
             text = header.read_text()
             body = text[text.index("struct KernelTraits {") :]
-            return re.findall(r"^\s*int32_t (\w+)(?: = \d+)?;", body[: body.index("};")], re.MULTILINE)
+            return re.findall(r"^\s*int32_t (\w+)(?:\s*=\s*\d+)?;", body[: body.index("};")], re.MULTILINE)
     raise FileNotFoundError("device/arguments.hpp")
 
 
@@ -146,6 +148,17 @@ def _expected_copies(config: GemmConfig) -> set[str]:
     factors = config.types.group_size != -1 or config.types.element_zero != "none"
     decode = config.schedule.mainloop == support.SM90_DECODE
     return _EXPECTED_COPIES[config.schedule.mainloop] | ({"LDGSTS"} if decode and factors else set())
+
+
+def _expected_traits(config: GemmConfig) -> dict[str, int]:
+    """What a launcher is told besides sizes."""
+    mainloop = config.schedule.mainloop
+    return {
+        "cluster_split_k": int(mainloop == support.SM90),
+        "persistent": int(mainloop != support.SM80),
+        "max_m": config.schedule.tile_shape[0] if mainloop == support.SM90_DECODE else 0,
+        "dependent_launch": int(mainloop != support.SM80),
+    }
 
 
 def _difference(found: Iterable[str], expected: set[str], what: str) -> list[str]:
@@ -183,6 +196,7 @@ def problems(machine: Machine, config: GemmConfig) -> list[str]:
         found.append(f"{traits['smem_bytes']} bytes of shared memory, support.smem_bytes says {size}")
     if (tile := (traits["tile_m"], traits["tile_n"], traits["tile_k"])) != config.schedule.tile_shape:
         found.append(f"tile {tile}")
+    found += [f"{name} {traits[name]}, not {x}" for name, x in _expected_traits(config).items() if traits[name] != x]
     return found
 
 

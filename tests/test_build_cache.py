@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -17,15 +18,17 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from build_tools import calls, expected_cubin, fake_nvcc, kernel, run_python
-from humming_cutlass import build, errors
+from humming_cutlass import build, emitter, errors, planner, support
 from humming_cutlass.build import cache as cache_module
 from humming_cutlass.build import compile as compile_module
 from humming_cutlass.build import project
+from humming_cutlass.config import TypeConfig
 
 # What a process of its own does: compile the kernels named on its command line, print the cubins' contents.
 COMPILE = """
@@ -94,7 +97,7 @@ def test_a_warm_process_runs_no_program(cache: Path, monkeypatch: pytest.MonkeyP
     source = kernel()
     first = build.compile_kernels([source])
     forget()
-    compile_module._header_digest.cache_clear()
+    compile_module._headers.cache_clear()
     build.toolchain._known_versions.clear()
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail(f"ran {a}"))
     assert build.compile_kernels([source]) == first
@@ -164,6 +167,78 @@ def test_key_covers_header_contents_and_no_paths_or_times(
     time.sleep(0.01)
     assert key_with("b", "same") == base
     assert key_with("c", "else") != base  # as long as the other
+
+
+def _real_kernels() -> dict[str, build.KernelSource]:
+    """A kernel of each mainloop, and the one that packs."""
+    types = TypeConfig(
+        element_a="float16", element_b="int4", element_d="float16", element_scale="float16", group_size=128
+    )
+    device = planner.Device(arch="sm_90a", sm_count=132)
+    kernels = {
+        mainloop: emitter.emit(planner.schedules(types, device, mainloops=[mainloop])[0])
+        for mainloop in support.MAINLOOPS
+    }
+    return kernels | {"pack": emitter.emit_pack("int4", "sm_90a")}
+
+
+@pytest.fixture
+def own_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of this library's headers that may be edited, read again by every key."""
+    copy = tmp_path / "include"
+    shutil.copytree(build.include_directories()[0], copy)
+    monkeypatch.setattr(compile_module, "include_directories", lambda *, settings: [copy])
+    compile_module._headers.cache_clear()
+    yield copy / "humming_cutlass"
+    compile_module._headers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("header", "changed"),
+    [
+        ("kernel/gemm_sm80.hpp", {support.SM80}),
+        ("collective/mma_sm80_cpasync_multistage.hpp", {support.SM80}),
+        ("epilogue/split_k.hpp", {support.SM80}),
+        ("collective/mma_sm90_tma_gmma_rs_warpspecialized.hpp", {support.SM90}),
+        ("dequant/group_scaled.hpp", {support.SM90}),
+        ("epilogue/cluster_split_k.hpp", {support.SM90}),
+        ("collective/mma_sm90_bulk_multistage.hpp", {support.SM90_DECODE}),
+        ("arch/sm90.hpp", {support.SM90, support.SM90_DECODE}),
+        ("collective/mma_atom_sm80.hpp", {support.SM80, support.SM90_DECODE}),
+        ("dequant/integer.hpp", {*support.MAINLOOPS, "pack"}),
+        ("layout/group_map.hpp", {*support.MAINLOOPS}),
+        ("device/arguments.hpp", {*support.MAINLOOPS, "pack"}),
+        ("kernel/pack.hpp", {"pack"}),
+        ("reference/host_weight.hpp", set()),
+    ],
+)
+def test_key_covers_the_headers_that_a_kernel_includes(
+    header: str, changed: set[str], cache: Path, own_headers: Path
+) -> None:
+    """Directly or through another header; work on one mainloop leaves the kernels of the others in the cache."""
+    compiler = build.find_compiler()
+    kernels = _real_kernels()
+    before = {name: build.kernel_key(source, compiler) for name, source in kernels.items()}
+    compile_module._headers.cache_clear()
+    assert {name: build.kernel_key(source, compiler) for name, source in kernels.items()} == before
+    with (own_headers / header).open("a") as file:
+        file.write("// edited\n")
+    compile_module._headers.cache_clear()
+    after = {name: build.kernel_key(source, compiler) for name, source in kernels.items()}
+    assert {name for name in kernels if after[name] != before[name]} == changed
+
+
+def test_our_headers_are_included_by_their_full_name() -> None:
+    """So that the key, which follows includes by name, misses none."""
+    ours = build.include_directories()[0]
+    found = 0
+    for header in ours.rglob("*.hpp"):
+        for directive in re.findall(r"^\s*#\s*include\b\s*(.*)$", header.read_text(), re.MULTILINE):
+            assert re.fullmatch(r'<[\w./]+>|"humming_cutlass/[\w./]+"', directive.split("//")[0].strip()), header
+            if directive.startswith('"'):
+                assert (ours / directive.split('"')[1]).is_file(), f"{header}: {directive}"
+                found += 1
+    assert found > 30
 
 
 def test_extra_flags_reach_the_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import sass
 from humming_cutlass import build, emitter, errors, planner, support
-from humming_cutlass.config import GemmConfig, TypeConfig
+from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 
 pytestmark = pytest.mark.compile
 
@@ -57,8 +57,14 @@ BASE = planner.schedules(TYPES[1], planner.Device(arch="sm_80", sm_count=108))[-
 """The largest SM80 tile, int4 with groups."""
 
 
+DECODE_16 = ScheduleConfig(mainloop=support.SM90_DECODE, tile_shape=(16, 16, 4096), warp_shape=(16, 16), stage_count=2)
+
+
 def _configs(arch: str) -> list[GemmConfig]:
-    """All schedules of one type, two of each other one, others on each GPU; both mainloops where there are both."""
+    """All schedules of one type, two of each other one, others on each GPU; of each mainloop where there are several.
+
+    The kernel for few tokens is one a type; its 16 tokens are not the planner's choice but legal.
+    """
     device = planner.Device(arch=arch, sm_count=132)
     found: list[GemmConfig] = []
     for i, types in enumerate(TYPES):
@@ -72,7 +78,11 @@ def _configs(arch: str) -> list[GemmConfig]:
         if chosen[0].schedule.mainloop != support.SM80:
             fallback = planner.schedules(types, device, mainloops=[support.SM80])
             chosen = [*chosen, fallback[first % len(fallback)]]
+        if arch == "sm_90a":
+            chosen = [*chosen, *planner.schedules(types, device, mainloops=[support.SM90_DECODE])]
         found += chosen
+    if arch == "sm_90a":
+        found += [GemmConfig(types=types, schedule=DECODE_16, arch=arch) for types in (TYPES[0], TYPES[7])]
     return list(dict.fromkeys(found))
 
 
@@ -134,7 +144,9 @@ def test_every_kind_of_kernel(arch: str, table: _Table) -> None:
     assert mainloops == (set(support.MAINLOOPS) if arch == "sm_90a" else {support.SM80})
     for mainloop in mainloops:
         tiles = {c.schedule.tile_shape for c in configs if c.schedule.mainloop == mainloop}
-        assert len(tiles) >= (1 if mainloop == support.SM90_DECODE else 5)
+        assert len(tiles) >= (3 if mainloop == support.SM90_DECODE else 5)
+        if mainloop == support.SM90_DECODE:
+            assert {c.types for c in configs if c.schedule.mainloop == mainloop} == set(TYPES)
     _check(configs, table)
 
 
@@ -225,11 +237,29 @@ def test_wrong_traits_and_types_are_found(base: sass.Machine) -> None:
     assert any("support.smem_bytes says" in p for p in sass.problems(base, fewer))
     smem = dict(base.traits) | {"smem_bytes": base.traits["smem_bytes"] + 16}
     assert len(sass.problems(dataclasses.replace(base, traits=smem), BASE)) == 1
+    early = dict(base.traits) | {"dependent_launch": 1, "max_m": 8}
+    found = sass.problems(dataclasses.replace(base, traits=early), BASE)
+    assert found == ["max_m 8, not 0", "dependent_launch 1, not 0"]
     bfloat16 = dataclasses.replace(BASE, types=TYPES[0])
     assert sass.problems(base, bfloat16) == ["missing MMA HMMA.16816.F32.BF16", "unexpected MMA HMMA.16816.F32"]
     assert sass.problems(base, dataclasses.replace(BASE, arch="sm_89")) == ["machine code for sm_80"]
     many = dataclasses.replace(base, info=dataclasses.replace(base.info, registers=255, spill_bytes=8))
     assert "8 bytes spilled, 0 bytes of stack" in sass.problems(many, BASE)
+
+
+def test_a_kernel_for_few_tokens_that_is_not_as_it_should_be_is_found() -> None:
+    """One that waits for no kernel before it, one whose groups' factors come some other way."""
+    device = planner.Device(arch="sm_90a", sm_count=132)
+    (config,) = planner.schedules(TYPES[4], device, mainloops=[support.SM90_DECODE])
+    machine = sass.read(build.compile_kernels([emitter.emit(config)])[config.name])
+    assert sass.problems(machine, config) == []
+    for opcode, problem in (
+        ("ACQBULK", "missing ACQBULK"),
+        ("UBLKCP", "missing copy UBLKCP"),
+        ("LDGSTS", "missing copy LDGSTS"),
+    ):
+        opcodes = {name: count for name, count in machine.opcodes.items() if name.split(".")[0] != opcode}
+        assert sass.problems(dataclasses.replace(machine, opcodes=opcodes), config) == [problem]
 
 
 def test_spills_and_traps_of_real_kernels_are_found() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -245,11 +246,12 @@ def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         k: int,
         device: Any,
         *,
-        mainloop: str | None = None,
+        mainloops: Collection[str] | None = None,
         batch_invariant: bool = False,
     ) -> planner.Choice:
         config = planner.schedules(types, planner.Device(arch="sm_80", sm_count=108))[0]
-        schedule = dataclasses.replace(config.schedule, mainloop=mainloop or request.param)
+        mainloop = request.param if mainloops is None or request.param in mainloops else next(iter(mainloops))
+        schedule = dataclasses.replace(config.schedule, mainloop=mainloop)
         # Like the planner's: the split follows m, unless it must not.
         split_k = 3 if batch_invariant else 1 + m % 2
         return planner.Choice(config=dataclasses.replace(config, schedule=schedule), split_k=split_k)

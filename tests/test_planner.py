@@ -90,6 +90,46 @@ def test_schedules(types: TypeConfig, device: planner.Device) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@given(legal_types(), st.integers(0, 20) | EXTENTS, EXTENTS, EXTENTS, DEVICES)
+@example(TYPES, 8, 4096, 16384, H200)
+@example(TYPES, 9, 4096, 16384, H200)
+def test_candidates(types: TypeConfig, m: int, n: int, k: int, device: planner.Device) -> None:
+    """Each once, each a launch that the runtime takes; the one that the model finds fastest is chosen."""
+    found = planner.candidates(types, m, n, k, device)
+    assert len(set(found)) == len(found)
+    configs = [c for c in planner.schedules(types, device) if c.schedule.mainloop != support.SM90_DECODE or m <= 8]
+    assert list(dict.fromkeys(choice.config for choice in found)) == configs
+    assert [choice.config for choice in found if choice.split_k == 1] == configs
+    for choice in found:
+        tile_m, tile_n, tile_k = choice.config.schedule.tile_shape
+        assert 1 <= choice.split_k <= max(1, -(-k // tile_k))
+        if choice.config.schedule.mainloop == support.SM90_DECODE:
+            assert choice.split_k == 1
+        if choice.config.schedule.mainloop == support.SM90 and choice.split_k > 1:
+            # The splits are a cluster of a size that every Hopper GPU launches, and all clusters are resident.
+            assert choice.split_k <= 8
+            assert -(-m // tile_m) * -(-n // tile_n) * choice.split_k <= device.sm_count
+    times = [planner.microseconds(choice, m, n, k, device) for choice in found]
+    assert all(time > 0 for time in times)
+    assert planner.choose(types, m, n, k, device) == found[times.index(min(times))]
+
+
+def test_candidates_of_named_mainloops() -> None:
+    for mainloop in support.MAINLOOPS:
+        found = planner.candidates(TYPES, 8, 8192, 8192, H200, mainloops=[mainloop])
+        assert {choice.config.schedule.mainloop for choice in found} == {mainloop}
+    splits = {m: {choice.split_k for choice in planner.candidates(TYPES, m, 1024, 8192, H200)} for m in (16, 4096)}
+    assert max(splits[16]) > 4
+    assert splits[4096] == {1}
+    both = planner.candidates(TYPES, 8, 8192, 8192, H200, mainloops={support.SM80, support.SM90_DECODE})
+    assert {choice.config.schedule.mainloop for choice in both} == {support.SM80, support.SM90_DECODE}
+    with pytest.raises(errors.UnsupportedError, match="mainloops: got 'sm70'"):
+        planner.candidates(TYPES, 8, 8192, 8192, H200, mainloops=["sm70"])
+    with pytest.raises(errors.ArgumentError, match="m: got -1"):
+        planner.candidates(TYPES, -1, 8192, 8192, H200)
+
+
+@settings(max_examples=200, deadline=None)
 @given(legal_types(), DEVICES, st.integers(0, 1 << 20))
 def test_the_named_mainloop_is_chosen(types: TypeConfig, device: planner.Device, m: int) -> None:
     choice = planner.choose(types, m, 4096, 4096, device, mainloops=[support.SM80])
