@@ -36,12 +36,15 @@ installed() {
 }
 
 build() {
-  local wheel
+  local wheel missing=()
   for wheel in .carry/wheels/*.whl; do
     if [ -e "$wheel" ] && ! installed "$(basename "$wheel" | cut -d- -f1)"; then
-      "$python" -m pip install -q --no-index --no-deps --target "$site" "$wheel"
+      missing+=("$wheel")
     fi
   done
+  if [ ${#missing[@]} -gt 0 ]; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "${missing[@]}"
+  fi
   rm -rf "$site"/humming_cutlass "$site"/humming_cutlass-*.dist-info
   "$python" -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . 2>&1 | tail -20
   "$python" -m humming_cutlass info | tee "$OUT/info.txt"

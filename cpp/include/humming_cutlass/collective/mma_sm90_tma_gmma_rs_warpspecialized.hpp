@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "humming_cutlass/arch/sm90.hpp"
@@ -28,7 +29,6 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   using ElementZero = typename Config::ElementZero;
   using TileShape = typename Config::TileShape;
   using Groups = GroupMap<Config::GroupSize, TileShape::K>;
-  using Scheduler = PersistentScheduler<TileShape>;
 
   static constexpr bool Grouped = Groups::Grouped;
   static constexpr bool HasIntegerZero = std::is_same_v<ElementZero, IntegerZero>;
@@ -50,6 +50,12 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int Steps = TileShape::K / 16;  ///< k16 steps of a tile
   static constexpr int BatchSteps = TileShape::K >= 128 ? 4 : 2;
   static constexpr int Batches = Steps / BatchSteps;  ///< even, so that the buffers alternate across stages
+
+  /// CTAs of a cluster that work on neighbouring tiles along n and receive A together, each fetching a part of it: for
+  /// many tokens, where A is most of the traffic.
+  static constexpr int MaxSharing = TileShape::M >= 256 ? 2 : 1;
+  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< rows of a TMA box of A
+  using Scheduler = PersistentScheduler<TileShape, MaxSharing>;
 
   static constexpr int BytesBlockA = TileShape::M * 128;  ///< 64 columns of A: one TMA box
   static constexpr int BytesA = AtomColumns * BytesBlockA;
@@ -96,10 +102,10 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
   };
 
-  __device__ static void initialize(SharedStorage& shared) {
+  __device__ static void initialize(SharedStorage& shared, int sharing) {
     for (int s = 0; s < StageCount; ++s) {
       FullBarrier::init(&shared.full[s], 1);
-      EmptyBarrier::init(&shared.empty[s], Warpgroups * 4);
+      EmptyBarrier::init(&shared.empty[s], Warpgroups * 4 * sharing);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -111,7 +117,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     int32_t k_tile;
     PipelineState state;
 
-    __device__ explicit Position(Scheduler const& scheduler) : index(blockIdx.x) { begin(scheduler); }
+    __device__ explicit Position(Scheduler const& scheduler) : index(scheduler.first()) { begin(scheduler); }
 
     __device__ bool valid(Scheduler const& scheduler) const { return index < scheduler.units(); }
 
@@ -124,7 +130,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     __device__ bool advance(Scheduler const& scheduler) {
       state.advance();
       if (++k_tile == work.k_end) {
-        index += gridDim.x;
+        index += scheduler.step();
         if (!valid(scheduler)) {
           return false;
         }
@@ -152,7 +158,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         arch::wait_on_dependent_grids();
         first = false;
       }
-      load_a(maps, shared, write);
+      load_a(maps, shared, write, scheduler.sharing());
     } while (write.advance(scheduler));
   }
 
@@ -180,12 +186,23 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
   }
 
-  __device__ static void load_a(TensorMaps const& maps, SharedStorage& shared, Position const& at) {
+  /// Starts the copies of A, or of this CTA's part of it for all CTAs that share it.
+  __device__ static void load_a(TensorMaps const& maps, SharedStorage& shared, Position const& at, int sharing) {
     constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
-    static_for<AtomColumns>([&](auto c) {
-      cute::SM90_TMA_LOAD_2D::copy(&maps.a, &shared.full[at.state.stage], Keep, stage + c * BytesBlockA,
-                                   at.k_tile * TileShape::K + c * 64, at.work.tile_m * TileShape::M);
+    uint64_t* const full = &shared.full[at.state.stage];
+    static_for<AtomColumns * MaxSharing>([&](auto i) {
+      constexpr int column = i / MaxSharing;
+      constexpr int part = i % MaxSharing;
+      uint8_t* const target = stage + column * BytesBlockA + part * (BoxTokens * 128);
+      int32_t const k = at.k_tile * TileShape::K + column * 64;
+      int32_t const token = at.work.tile_m * TileShape::M + part * BoxTokens;
+      if (sharing == 1) {
+        cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, target, k, token);
+      } else if (part == cute::block_rank_in_cluster()) {
+        constexpr uint16_t All = (1 << MaxSharing) - 1;
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&maps.a, full, All, Keep, target, k, token);
+      }
     });
   }
 
@@ -283,16 +300,22 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     uint32_t tCrB[2][BatchSteps][4];  // (buffer, k16 steps, registers)
     Accumulator accumulators;
     PipelineState read;
-    bool const elected = threadIdx.x % 32 == 0;
-    auto const release = [&](int stage) {
+    int const lane = threadIdx.x % 32;
+    int const sharing = ahead.scheduler.sharing();
+    auto const release = [&](int stage) {  // to every CTA that writes it
       __syncwarp();
-      if (elected) {
-        EmptyBarrier::arrive(&shared.empty[stage]);
+      if (sharing == 1) {
+        if (lane == 0) {
+          EmptyBarrier::arrive(&shared.empty[stage]);
+        }
+      } else if (lane < MaxSharing) {
+        EmptyBarrier::arrive(&shared.empty[stage], uint32_t(lane), 1);
       }
     };
     ahead.begin_stage();
     ahead.template convert<0>(tCrB[0]);
-    for (int32_t index = blockIdx.x; index < ahead.scheduler.units(); index += gridDim.x) {
+    int32_t const step = ahead.scheduler.step();
+    for (int32_t index = ahead.scheduler.first(); index < ahead.scheduler.units(); index += step) {
       WorkUnit const work = ahead.at.work;
       int previous = -1;
       gmma::ScaleOut scale_d = gmma::ScaleOut::Zero;

@@ -19,7 +19,7 @@ struct ClusterSplitK {
   /// Leaves the sums of this CTA's chunks first, first + size, ... in `accumulators[0 ...]`.
   ///
   /// `thread` counts the threads that take part, `sync` is their barrier; `buffer` is shared memory that nothing else uses
-  /// once they have passed it. Every thread calls `finish` once it has used its sums, before its CTA may end.
+  /// once they have passed it. A CTA must not end before all of its cluster are done with their sums.
   template <class Sync>
   __device__ static void reduce(float4* buffer, int thread, Accumulator& accumulators, Sync&& sync) {
     sync();
@@ -56,12 +56,6 @@ struct ClusterSplitK {
         x[0] += y[f].x, x[1] += y[f].y, x[2] += y[f].z, x[3] += y[f].w;
       });
     }
-  }
-
-  /// Waits until no CTA of the cluster reads another's shared memory any more.
-  __device__ static void finish() {
-    cute::cluster_arrive_relaxed();
-    cute::cluster_wait();
   }
 };
 

@@ -36,9 +36,10 @@ struct GemmSm90 {
   static constexpr KernelTraits traits() {
     KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
     traits.persistent = 1;
+    traits.cluster_size = Mainloop::MaxSharing;
     traits.cluster_split_k = 1;
     traits.dependent_launch = 1;
-    traits.box_m = TileShape::M;
+    traits.box_m = Mainloop::BoxTokens;
     traits.box_n = Mainloop::AtomRows;
     traits.box_b = Mainloop::BoxColumns * Mainloop::BytesAtom / 8;
     traits.box_scale = Mainloop::Groups::TileGroups * Mainloop::BytesGroupScale / 8;
@@ -50,10 +51,15 @@ struct GemmSm90 {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
     int const warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
     arch::launch_dependent_grids();
+    int const sharing = Mainloop::Scheduler::sharing(args);
     if (threadIdx.x == 0) {
-      Mainloop::initialize(shared.mainloop);
+      Mainloop::initialize(shared.mainloop, sharing);
     }
     __syncthreads();
+    if (sharing > 1) {  // the others' barriers are ready
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    }
     if (warpgroup == Mainloop::Warpgroups) {
       cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
       if (threadIdx.x == Mainloop::ConsumerThreads) {
@@ -73,8 +79,9 @@ struct GemmSm90 {
         }
         Epilogue::store(args, work, accumulators, shared.epilogue, first, step);
       });
-      if (args.split_k > 1) {
-        Reduction::finish();
+      if (args.split_k > 1 || sharing > 1) {  // the others read this CTA's shared memory, or arrive at its barriers
+        cute::cluster_arrive_relaxed();
+        cute::cluster_wait();
       }
     }
   }
