@@ -151,10 +151,16 @@ def _expected_copies(config: GemmConfig) -> set[str]:
     return _EXPECTED_COPIES[config.schedule.mainloop] | ({"LDGSTS"} if decode and factors else set())
 
 
+def _shares_a(config: GemmConfig) -> bool:
+    """Whether A comes by multicast to the CTAs of a cluster: for the most tokens."""
+    return config.schedule.mainloop == support.SM90 and config.schedule.tile_shape[0] >= 256
+
+
 def _expected_traits(config: GemmConfig) -> dict[str, int]:
     """What a launcher is told besides sizes."""
     mainloop = config.schedule.mainloop
     return {
+        "cluster_size": 2 if _shares_a(config) else 1,
         "cluster_split_k": int(mainloop == support.SM90),
         "persistent": int(mainloop != support.SM80),
         "max_m": config.schedule.tile_shape[0] if mainloop == support.SM90_DECODE else 0,
@@ -179,6 +185,8 @@ def problems(machine: Machine, config: GemmConfig) -> list[str]:
         found.append(f"{opcodes[mma]} times {mma}, not a multiple of {per_tile}")
     found += _difference(bases & set(_COPIES), _expected_copies(config), "copy")
     found += [f"missing {x}" for x in sorted(_EXPECTED_OTHERS[mainloop] - bases)]
+    if any("MULTICAST" in opcode for opcode in opcodes) != _shares_a(config):
+        found.append("missing multicast" if _shares_a(config) else "unexpected multicast")
     if local := machine.count(*_LOCAL):
         found.append(f"{local} accesses to local memory")
     traps = machine.count("BPT", "BRKPT")

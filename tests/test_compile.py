@@ -262,6 +262,30 @@ def test_a_kernel_for_few_tokens_that_is_not_as_it_should_be_is_found() -> None:
         assert sass.problems(dataclasses.replace(machine, opcodes=opcodes), config) == [problem]
 
 
+def test_a_multicast_that_is_missing_or_too_much_is_found() -> None:
+    """A cluster of two receives A in the kernel for the most tokens, and in no other."""
+    device = planner.Device(arch="sm_90a", sm_count=132)
+    *_, fewer, most = planner.schedules(TYPES[4], device, mainloops=[support.SM90])
+    cubins = build.compile_kernels([emitter.emit(fewer), emitter.emit(most)])
+    for config, other in ((fewer, most), (most, fewer)):
+        machine = sass.read(cubins[config.name])
+        assert sass.problems(machine, config) == []
+        opcodes = dict(machine.opcodes)
+        for name in [name for name in opcodes if "MULTICAST" in name]:
+            opcodes["UTMALDG.2D"] += opcodes.pop(name)
+        if config == fewer:
+            opcodes["UTMALDG.2D.MULTICAST"] = 1
+        size = sass.read(cubins[other.name]).traits["cluster_size"]
+        wrong = dataclasses.replace(
+            machine, opcodes=opcodes, traits=dict(machine.traits) | {"cluster_size": size, "persistent": 0}
+        )
+        assert sass.problems(wrong, config) == [
+            "missing multicast" if config == most else "unexpected multicast",
+            f"cluster_size {size}, not {3 - size}",
+            "persistent 0, not 1",
+        ]
+
+
 def test_spills_and_traps_of_real_kernels_are_found() -> None:
     """A kernel that may not have the registers it needs; the SM80 mainloop on a GPU before it."""
     source = emitter.emit(BASE)
