@@ -36,10 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kernels that tests compile go into a cache of the session, unless the environment names one to keep.
 
-    Choices that somebody tuned on this machine do not count.
+    Choices that somebody tuned on this machine do not count, and launches are ordered unless a test asks otherwise.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HUMMING_CUTLASS_TUNING_FILE", os.devnull)
+        patch.delenv("HUMMING_CUTLASS_PDL", raising=False)
         if "HUMMING_CUTLASS_CACHE_DIR" not in os.environ:
             cache: Path = tmp_path_factory.mktemp("kernel_cache", numbered=True)
             cache.chmod(0o700)

@@ -19,7 +19,7 @@ from pathlib import Path
 from humming_cutlass import build, emitter, support
 from humming_cutlass.config import GemmConfig
 
-__all__ = ["TABLE_HEADER", "Machine", "constant", "problems", "read", "table_row", "tool"]
+__all__ = ["TABLE_HEADER", "Machine", "constant", "problems", "read", "table_row", "tool", "traits_fields"]
 
 #: Traps that a kernel may hold, by kernel template; none needs one.
 ALLOWED_TRAPS: Mapping[str, int] = dict.fromkeys(support.MAINLOOPS, 0)
@@ -107,7 +107,8 @@ def constant(cubin: bytes, symbol: str) -> bytes:
     raise KeyError(symbol)
 
 
-def _traits_fields() -> list[str]:
+def traits_fields() -> list[str]:
+    """The fields of `KernelTraits`, in order."""
     for folder in build.include_directories():
         header = folder / "humming_cutlass" / "device" / "arguments.hpp"
         if header.exists():
@@ -121,7 +122,7 @@ def read(cubin: Path) -> Machine:
     """Reads a cubin of the cache."""
     text = _disassemble(cubin)
     (target,) = set(re.findall(r"code for (sm_\w+)", text))
-    fields = _traits_fields()
+    fields = traits_fields()
     data = constant(cubin.read_bytes(), emitter.TRAITS_SYMBOL)
     return Machine(
         target=target,

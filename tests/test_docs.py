@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import sass
 from humming_cutlass import cli, support_matrix
 from humming_cutlass.build import ENVIRONMENT
 
@@ -39,7 +40,7 @@ def test_readme_says_how_to_start():
     assert len(_examples()[0].strip().splitlines()) <= 13
 
 
-@pytest.mark.parametrize("index", range(2))
+@pytest.mark.parametrize("index", range(3))
 def test_readme_example_runs_as_printed(index):
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", _examples()[index]], capture_output=True, text=True, check=False)
@@ -50,7 +51,7 @@ def test_readme_example_runs_as_printed(index):
 
 
 def test_every_readme_example_is_tested():
-    assert len(_examples()) == 2
+    assert len(_examples()) == 3
 
 
 @pytest.mark.slow
@@ -122,6 +123,13 @@ def test_support_matrix_is_current():
 def test_environment_table_is_current():
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", _read(ROOT / "docs" / "environment.md"), re.MULTILINE)
     assert dict(rows) == ENVIRONMENT
+
+
+def test_every_trait_of_a_kernel_is_explained():
+    text = _read(ROOT / "docs" / "embedding.md")
+    traits = sass.traits_fields()
+    assert len(traits) >= 10
+    assert [trait for trait in traits if f"`{trait}`" not in text] == []
 
 
 def test_architecture_fits_two_pages():

@@ -21,6 +21,8 @@ ENVIRONMENT: dict[str, str] = {
     "HUMMING_CUTLASS_CUTLASS_DIR": "a CUTLASS directory instead of the headers inside the package",
     "HUMMING_CUTLASS_TUNING_FILE": "where `tune` stores choices and calls find them; default "
     "`$XDG_CONFIG_HOME/humming_cutlass/tuning.json`, `~/.config/humming_cutlass/tuning.json`; `/dev/null`: none",
+    "HUMMING_CUTLASS_PDL": "1: programmatic dependent launch on Hopper; only where no kernel before a call in its "
+    "stream writes the weight, see docs/environment.md; default: off",
     "CUDACXX": "the CUDA compiler; nothing else is searched",
     "CUDA_HOME": "the CUDA toolkit whose `bin/nvcc` is tried before `PATH`; `CUDA_PATH` is the same",
     "NVCC_CCBIN": "the host C++ compiler that nvcc uses, as nvcc reads it itself",
