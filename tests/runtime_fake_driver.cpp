@@ -349,6 +349,9 @@ Result cuStreamIsCapturing(Stream stream, CaptureStatus* status) {
 }
 #ifndef WITHOUT_STREAM_IDS  // as drivers older than 12.0 are
 Result cuStreamGetId(Stream stream, unsigned long long* id) {
+  if (capturing.count(stream) != 0) {
+    return kCaptureUnsupported;
+  }
   constexpr uint64_t per_thread_default = 2;
   auto const handle = reinterpret_cast<uint64_t>(stream);
   auto const generation = generations.find(handle);

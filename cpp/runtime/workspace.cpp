@@ -62,9 +62,10 @@ Registry& registry() {
 }
 
 /// What tells a stream from all others, see workspace.hpp. The device's context must be current: 0 is a stream of each.
-unsigned long long identity(driver::Stream stream) {
+/// The driver does not name a stream that is capturing: the question would end the capture.
+unsigned long long identity(driver::Stream stream, bool capturing) {
   driver::Functions const& f = driver::functions();
-  if (f.cuStreamGetId == nullptr) {
+  if (capturing || f.cuStreamGetId == nullptr) {
     return reinterpret_cast<uintptr_t>(stream);
   }
   unsigned long long id = 0;
@@ -80,7 +81,8 @@ constexpr size_t kInitialCounterBytes = size_t(1) << 14;
 Workspace workspace(driver::DeviceState const& device, driver::Stream stream, size_t floats, size_t counters) {
   driver::CaptureStatus status = driver::kNotCapturing;
   driver::check(driver::functions().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
-  Key const key(device.ordinal, identity(stream), status != driver::kNotCapturing);
+  bool const capturing = status != driver::kNotCapturing;
+  Key const key(device.ordinal, identity(stream, capturing), capturing);
   Registry& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
   Entry& entry = all.entries[key];

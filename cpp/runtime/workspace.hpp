@@ -6,7 +6,8 @@
 /// Launches on one stream run one after the other and share a workspace; launches on two streams may overlap and do not.
 /// A stream is known by the number that the driver gives it for the life of the process, not by its handle: every thread
 /// has the same handle for its own default stream, and the handle of a destroyed stream, whose work may still run, is
-/// given to the next one. Drivers older than 12.0 have no such numbers; there the handle must do.
+/// given to the next one. Where the driver has no such numbers (before 12.0), or none while a stream is capturing, the
+/// handle must do.
 ///
 /// Captured launches have a workspace of their own per capturing stream, apart from that stream's eager launches: their
 /// graph may be replayed on any stream. Graphs that were captured on the *same* stream share one and must not be
