@@ -221,6 +221,11 @@ def test_old_gpus_are_refused(arch: str) -> None:
         ({"types": None}, errors.ArgumentTypeError, "types: got NoneType; allowed: a TypeConfig"),
         ({"device": "sm_90a"}, errors.ArgumentTypeError, "device: got str; allowed: a Device"),
         ({"mainloops": ["sm70"]}, errors.UnsupportedError, "mainloops: got 'sm70'; allowed: sm80_cpasync"),
+        (
+            {"mainloops": [support.SM90_DECODE], "m": 9},
+            errors.UnsupportedError,
+            "mainloops: got sm90_bulk_multistage; allowed: a mainloop that takes 9 tokens; nearest supported: 'sm80_",
+        ),
         ({"mainloops": []}, errors.UnsupportedError, "mainloops: got none; allowed: a mainloop that computes"),
     ],
 )

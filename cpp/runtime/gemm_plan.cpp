@@ -149,7 +149,8 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   if (traits.max_m > 0 && m > traits.max_m) {
     throw ArgumentError("m", std::to_string(m), "at most " + std::to_string(traits.max_m) + " for this kernel");
   }
-  int64_t const k_tiles = ceil_div(weight_.k, traits.tile_k);
+  // A kernel for few tokens takes the whole of k.
+  int64_t const k_tiles = traits.max_m > 0 ? 1 : ceil_div(weight_.k, traits.tile_k);
   if (split_k < 1 || split_k > k_tiles) {
     throw ArgumentError("split_k", std::to_string(split_k),
                         "1 to " + std::to_string(k_tiles) + ", the tiles of " + std::to_string(traits.tile_k) +

@@ -245,6 +245,9 @@ def choose(
     found = candidates(types, tokens, n, k, device, mainloops=mainloops)
     if batch_invariant:
         found = [choice for choice in found if choice.split_k == 1]
+    if not found:
+        takes = f"a mainloop that takes {tokens} tokens"
+        raise UnsupportedError(explain("mainloops", ", ".join(mainloops or ()), takes, repr(support.SM80)))
     return min(found, key=lambda choice: microseconds(choice, tokens, n, k, device))
 
 
