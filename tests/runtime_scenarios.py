@@ -404,7 +404,7 @@ def grids():
     few = plan(kernel(max_m=16, persistent=1))
     few.run(a_of(16), d_of(16), 0)
     raises(ArgumentError, lambda: few.run(a_of(17), d_of(17), 0), "m: got 17; allowed: at most 16 for this kernel")
-    raises(ArgumentError, lambda: few.run(a_of(1), d_of(1), 0, 2), "split_k: got 2; allowed: 1 to 1")
+    raises(ArgumentError, lambda: few.run(a_of(1), d_of(1), 0, 2), "split_k: got 2; allowed: 1: this kernel")
     wide = FakeTensor((3 << 30, K), FLOAT16, strides=(0, 1))
     done = fake.fake_launches()
     tall = FakeTensor((1 << 30, K), FLOAT16, strides=(0, 1))

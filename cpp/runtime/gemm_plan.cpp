@@ -149,8 +149,10 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   if (traits.max_m > 0 && m > traits.max_m) {
     throw ArgumentError("m", std::to_string(m), "at most " + std::to_string(traits.max_m) + " for this kernel");
   }
-  // A kernel for few tokens takes the whole of k.
-  int64_t const k_tiles = traits.max_m > 0 ? 1 : ceil_div(weight_.k, traits.tile_k);
+  if (traits.max_m > 0 && split_k != 1) {
+    throw ArgumentError("split_k", std::to_string(split_k), "1: this kernel, for few rows, takes the whole of k");
+  }
+  int64_t const k_tiles = ceil_div(weight_.k, traits.tile_k);
   if (split_k < 1 || split_k > k_tiles) {
     throw ArgumentError("split_k", std::to_string(split_k),
                         "1 to " + std::to_string(k_tiles) + ", the tiles of " + std::to_string(traits.tile_k) +
