@@ -15,15 +15,24 @@ from humming_cutlass import _tensors, ops
 from humming_cutlass.benchmark.problem import RandomWeight
 from humming_cutlass.errors import HummingError
 
-__all__ = ["CONTENDERS", "FLOOR", "Contender", "UnavailableError", "bytes_of", "copies_needed", "default_contenders"]
+__all__ = [
+    "CONTENDERS",
+    "FLOOR",
+    "PDL",
+    "Contender",
+    "UnavailableError",
+    "bytes_of",
+    "copies_needed",
+    "default_contenders",
+]
 
 Call = Callable[[], object]
 
-PDL_BY_DEFAULT = False
-"""Whether programmatic dependent launch is timed unless it is left out; the runtime has to know `PDL_VARIABLE`."""
 PDL_VARIABLE = "HUMMING_CUTLASS_PDL"
 FLOOR = "streaming_floor"
 """The contender that computes nothing: it reads the bytes of the packed weight."""
+PDL = "humming_cutlass+pdl"
+"""The contender that uses programmatic dependent launch."""
 
 
 class UnavailableError(HummingError):
@@ -128,7 +137,7 @@ class HummingCutlass(Contender):
 class HummingCutlassPdl(HummingCutlass):
     """The same with programmatic dependent launch: a kernel starts while the one before it ends."""
 
-    impl = "humming_cutlass+pdl"
+    impl = PDL
 
     def __init__(self, weight: RandomWeight, rotation_bytes: int) -> None:
         if weight.codes.device.type != "cuda":
@@ -272,5 +281,4 @@ CONTENDERS: dict[str, Callable[[RandomWeight, int], Contender]] = {
 
 def default_contenders(*, leave_out: Iterable[str] = ()) -> list[str]:
     """Returns who is timed unless the user says otherwise."""
-    without = set(leave_out) | (set() if PDL_BY_DEFAULT else {HummingCutlassPdl.impl})
-    return [name for name in CONTENDERS if name not in without]
+    return [name for name in CONTENDERS if name not in set(leave_out)]

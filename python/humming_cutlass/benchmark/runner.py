@@ -15,7 +15,7 @@ import torch
 from humming_cutlass import ops, planner
 from humming_cutlass._version import __version__
 from humming_cutlass.benchmark import humming
-from humming_cutlass.benchmark.contenders import CONTENDERS, FLOOR, Contender, UnavailableError
+from humming_cutlass.benchmark.contenders import CONTENDERS, FLOOR, PDL, Contender, UnavailableError
 from humming_cutlass.benchmark.problem import Problem, RandomWeight, error_bound
 from humming_cutlass.benchmark.roofline import Roofline, roofline
 from humming_cutlass.benchmark.timing import (
@@ -57,8 +57,8 @@ class Plan:
     peak_tflops: float | None = None
 
     def contenders_at(self, m: int) -> list[str]:
-        """Returns who is timed for m tokens: where arithmetic limits, the time to read the weight says nothing."""
-        return [name for name in self.contenders if name != FLOOR or m < SUSTAINED_FROM]
+        """Returns who is timed for m tokens: where arithmetic limits, reading the weight and launching say nothing."""
+        return [name for name in self.contenders if name not in (FLOOR, PDL) or m < SUSTAINED_FROM]
 
     @property
     def points(self) -> int:
