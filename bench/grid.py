@@ -124,11 +124,12 @@ def main() -> int:
 
     start = time.perf_counter()
     configs = dict.fromkeys(choice.config for _, _, choice in points)
+    packing = dict.fromkeys(emitter.emit_pack(types.element_b, device.arch) for types in grid)
+    build.compile_kernels([*packing, *(emitter.emit(config) for config in configs)], progress=True)
     if args.compile_only:
-        build.compile_kernels([emitter.emit(config) for config in configs], progress=True)
         print(f"{len(configs)} kernels compiled in {time.perf_counter() - start:.0f} s")
         return 0
-    ops.prepare(configs, progress=True)
+    ops.prepare(configs)
     compile_seconds = time.perf_counter() - start
     head = {
         "gpu": torch.cuda.get_device_name(),
