@@ -478,3 +478,29 @@ def test_transform_that_fails_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -
     assert not layer.is_transformed
     layer.transform()
     testing.check_equal(layer(_inputs()), _ready()(_inputs()))
+
+
+@pytest.mark.parametrize("name", ["scale", "bias", "zero", "global_scale"])
+def test_a_buffer_that_is_replaced_counts_from_the_next_call_on(name: str) -> None:
+    """By hand, or for one call by functional_call: what a call uses is what `state_dict` would save."""
+    torch.manual_seed(0)
+    layer = HummingLayer(
+        48, 64, {"dtype": "uint4", "group_size": 32, "zero_point": "floating"}, torch_dtype=torch.float16, bias=True
+    )
+    layer.load_from_unquantized(torch.randn(48, 64, dtype=torch.float16), bias=torch.randn(48))
+    layer.transform()
+    x = torch.randn(3, 64, dtype=torch.float16)
+    before = layer(x)
+    old = layer._buffers[name]
+    if name == "global_scale":
+        old = torch.ones(1)
+    new = old + 1 if name != "scale" else old * 2
+    once = torch.func.functional_call(layer, {name: new}, (x,))
+    assert not torch.equal(once, before)
+    assert torch.equal(layer(x), before)
+    setattr(layer, name, new)
+    assert torch.equal(layer(x), once)
+    if name == "scale":
+        layer.scale = new[:, :1]
+        with pytest.raises(ArgumentError, match="scale: got"):
+            layer(x)

@@ -375,3 +375,37 @@ def test_quantized_result_is_close_to_the_weight() -> None:
     a = torch.randn(9, 256, generator=torch.Generator().manual_seed(1)).half()
     y = ops.gemm(a, layout.pack(q.codes, q.scale, types=q.types))
     assert testing.relative_error(y, (a.double() @ weight.double().T).numpy()) < 0.02
+
+
+@pytest.mark.parametrize("name", ["data", "scale", "bias"])
+def test_an_output_inside_the_weight_is_refused(name: str) -> None:
+    types = testing.make_types("int4", k=4096, element_a="float16", scale_dtype="float32", group_size=32)
+    problem = testing.random_problem(types, 1, 16, 4096, seed=1, bias=True)
+    tensor = getattr(problem.packed, name)
+    before = tensor.clone()
+    out = tensor.view(-1).view(torch.float16)[:16].view(1, 16)
+    with pytest.raises(ArgumentError, match="out: got memory that the weight is in; allowed: memory of its own"):
+        ops.gemm(problem.a, problem.packed, out=out)
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("value", [1, 0, "x", None, 2.5])
+def test_batch_invariant_is_true_or_false(value: object) -> None:
+    types = testing.make_types("int4", k=64, element_a="float16")
+    problem = testing.random_problem(types, 2, 32, 64, seed=1)
+    with pytest.raises(ArgumentTypeError, match="batch_invariant: got"):
+        ops.gemm(problem.a, problem.packed, batch_invariant=value)  # type: ignore[arg-type]
+
+
+def test_what_is_no_weight_on_a_gpu_has_no_kernels() -> None:
+    types = testing.make_types("int4", k=64, element_a="float16")
+    packed = testing.random_problem(types, 2, 32, 64, seed=1).packed
+    for call in (lambda w: ops.choose(w, 1), ops.kernels):
+        with pytest.raises(ArgumentError, match="device: got cpu; allowed: a CUDA device"):
+            call(packed)
+        with pytest.raises(ArgumentTypeError, match="weight: got int; allowed: a PackedWeight"):
+            call(3)
+    with pytest.raises(ArgumentTypeError, match="configs: got int; allowed: GemmConfig objects"):
+        ops.prepare([3])  # type: ignore[list-item]
+    with pytest.raises(ArgumentTypeError, match="packed: got int; allowed: a PackedWeight"):
+        layout.unpack(3)  # type: ignore[arg-type]

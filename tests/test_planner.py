@@ -226,6 +226,8 @@ def test_old_gpus_are_refused(arch: str) -> None:
             errors.UnsupportedError,
             "mainloops: got sm90_bulk_multistage; allowed: a mainloop that takes 9 tokens; nearest supported: 'sm80_",
         ),
+        ({"mainloops": "sm80"}, errors.ArgumentTypeError, "mainloops: got 'sm80'; allowed: a list of names, or None"),
+        ({"batch_invariant": "no"}, errors.ArgumentTypeError, "batch_invariant: got str; allowed: True or False"),
         ({"mainloops": []}, errors.UnsupportedError, "mainloops: got none; allowed: a mainloop that computes"),
     ],
 )

@@ -301,8 +301,11 @@ class GemmConfig:
         """Returns the config called `name`.
 
         Raises:
+            ArgumentTypeError: `name` is no string.
             UnsupportedError: `name` was not made by `GemmConfig.name`.
         """
+        if not isinstance(name, str):
+            raise ArgumentTypeError(explain("name", type(name).__name__, "a str"))
         found = _NAME.fullmatch(name)
         if found is None:
             raise UnsupportedError(explain("name", repr(name), "a name made by GemmConfig.name"))

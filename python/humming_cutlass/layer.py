@@ -200,7 +200,15 @@ class HummingLayer(torch.nn.Module):
         if _is_compiling():
             return self._trace(x, out)
         packed = self._packed
-        if packed is None or packed.data is not self._buffers["data"]:
+        buffers = self._buffers
+        if (  # any of them may have been replaced, by a move, by hand or for one call by torch.func.functional_call
+            packed is None
+            or packed.data is not buffers["data"]
+            or packed.scale is not buffers["scale"]
+            or packed.zero is not buffers["zero"]
+            or packed.bias is not buffers["bias"]
+            or packed.global_scale is not buffers["global_scale"]
+        ):
             packed = self._refresh()
         return _gemm_eager(x, packed, out, None, None, self.batch_invariant)  # type: ignore[no-any-return]
 

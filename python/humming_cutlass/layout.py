@@ -540,9 +540,14 @@ def unpack(packed: PackedWeight) -> dict[str, Array | None]:
 
     Returns:
         `codes` uint8 (n, k); `scale` and `zero` (n, G) in their stored types, `zero` None without zero points.
+
+    Raises:
+        ArgumentTypeError: `packed` is no `PackedWeight`.
     """
     from humming_cutlass import _C
 
+    if not isinstance(packed, PackedWeight):
+        raise ArgumentTypeError(explain("packed", type(packed).__name__, "a PackedWeight"))
     data = packed.data
     words: Array = np.ascontiguousarray(_tensors.to_numpy(data)).view(np.uint32)
     codes: Array = np.asarray(

@@ -62,7 +62,7 @@ def gemm(
     Raises:
         ArgumentTypeError: an argument has the wrong Python type or dtype.
         ArgumentError: a shape or device does not fit, `a` requires a gradient, elements of `out` share memory with one
-            another or with `a`, or `batch_invariant` comes with `config`, `split_k` or rows that are not aligned.
+            another, with `a` or the weight, or `batch_invariant` comes with `config`, `split_k` or unaligned rows.
         UnsupportedError: no kernel implements `config`.
         ToolchainError, CompileError, CacheError, LaunchError: a kernel cannot be built or run.
     """
@@ -86,7 +86,11 @@ def gemm_eager(
     if out is None and config is None and split_k is None and isinstance(weight, PackedWeight):
         # The way of every call but the first of its shape: nothing but the launch, which makes its own checks.
         shape = getattr(a, "shape", None)
-        ready = weight.plans.get((_INVARIANT, shape) if batch_invariant else shape)
+        ready = None
+        if batch_invariant is False:
+            ready = weight.plans.get(shape)
+        elif batch_invariant is True:
+            ready = weight.plans.get((_INVARIANT, shape))
         if ready is not None:
             plan, ready_split_k, tensor = ready
             if (
@@ -152,6 +156,9 @@ def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
         raise ArgumentError(explain("out", got, "memory of its own for every element"))
     if _shares_memory(out, a):
         raise ArgumentError(explain("out", "memory that a is in", "memory of its own", "out=None, or a.clone()"))
+    for tensor in (weight.data, weight.scale, weight.zero, weight.bias, weight.global_scale):
+        if tensor is not None and _shares_memory(out, tensor):
+            raise ArgumentError(explain("out", "memory that the weight is in", "memory of its own", "out=None"))
     if _tensors.is_torch(out):
         if out.requires_grad and _grad_enabled():
             raise ArgumentError(explain("out", "a tensor that requires a gradient", "inference only"))
@@ -337,10 +344,15 @@ def prepare(configs: Iterable[GemmConfig], *, progress: bool | None = None) -> N
         progress: whether to show a progress bar; None shows one on a terminal.
 
     Raises:
+        ArgumentTypeError: one is no `GemmConfig`.
         ToolchainError, CompileError, CacheError: a kernel cannot be built.
     """
     from humming_cutlass import _C, build, emitter
 
+    configs = list(configs)
+    for config in configs:
+        if not isinstance(config, GemmConfig):
+            raise ArgumentTypeError(explain("configs", type(config).__name__, "GemmConfig objects"))
     missing = [c for c in dict.fromkeys(configs) if c.name not in _kernels]
     if not missing:
         return
@@ -467,6 +479,11 @@ def _mainloops(weight: PackedWeight, *, aligned: bool) -> tuple[str, ...] | None
     return None if aligned and weight.scales_fit else support.MAINLOOPS_FOR_ANY_TENSORS
 
 
+def _check_packed(weight: PackedWeight) -> None:
+    if not isinstance(weight, PackedWeight):
+        raise ArgumentTypeError(explain("weight", type(weight).__name__, "a PackedWeight"))
+
+
 def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invariant: bool = False) -> planner.Choice:
     """Returns the kernel and split that `gemm` uses for m tokens with a weight on a CUDA device.
 
@@ -477,8 +494,11 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invarian
         batch_invariant: as in `gemm`; the choice is then the same for every m.
 
     Raises:
-        ArgumentError: the kernel that `batch_invariant` prescribes cannot read rows that are not aligned.
+        ArgumentTypeError: `weight` is no `PackedWeight`.
+        ArgumentError: the weight is on the CPU, or the kernel that `batch_invariant` prescribes cannot read rows that
+            are not aligned.
     """
+    _check_packed(weight)
     key = (_INVARIANT, "choice") if batch_invariant else ("choice", m, aligned)
     choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
@@ -499,7 +519,12 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invarian
 
 
 def kernels(weight: PackedWeight, *, batch_invariant: bool = False) -> list[GemmConfig]:
-    """Returns every kernel that `choose` can return for a weight on a CUDA device and aligned activations."""
+    """Returns every kernel that `choose` can return for a weight on a CUDA device and aligned activations.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: as `choose`.
+    """
+    _check_packed(weight)
     if batch_invariant:
         return [choose(weight, 1, batch_invariant=True).config]
     device = planner_device(weight.data.device.index)
@@ -508,7 +533,14 @@ def kernels(weight: PackedWeight, *, batch_invariant: bool = False) -> list[Gemm
 
 @functools.cache
 def planner_device(index: int) -> planner.Device:
-    """Returns what the planner must know of CUDA device `index`; read once per process."""
+    """Returns what the planner must know of CUDA device `index`; read once per process.
+
+    Raises:
+        ArgumentError: there is no such device; None, the index of a tensor on the CPU, is none.
+        LaunchError: there is no driver.
+    """
+    if index is None:
+        raise ArgumentError(explain("device", "cpu", "a CUDA device, whose kernels these are"))
     from humming_cutlass import _C
 
     return planner.Device.from_properties(dict[str, Any](_C.device_properties(index)))

@@ -179,6 +179,8 @@ def schedules(types: TypeConfig, device: Device, *, mainloops: Collection[str] |
     for parameter, value, kind in (("types", types, TypeConfig), ("device", device, Device)):
         if not isinstance(value, kind):
             raise ArgumentTypeError(explain(parameter, type(value).__name__, f"a {kind.__name__}"))
+    if isinstance(mainloops, str) or not isinstance(mainloops, (Collection, type(None))):
+        raise ArgumentTypeError(explain("mainloops", repr(mainloops), "a list of names, or None"))
     for name in mainloops or ():
         if name not in support.MAINLOOPS:
             raise UnsupportedError(explain("mainloops", repr(name), ", ".join(support.MAINLOOPS)))
@@ -241,6 +243,8 @@ def choose(
         UnsupportedError: as `schedules`.
     """
     _check_extent("m", m, 0)
+    if not isinstance(batch_invariant, bool):
+        raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
     tokens = _INVARIANT_TOKENS if batch_invariant else m
     found = candidates(types, tokens, n, k, device, mainloops=mainloops)
     if batch_invariant:

@@ -16,7 +16,7 @@ import torch
 
 from humming_cutlass import ops
 from humming_cutlass.config import TypeConfig
-from humming_cutlass.errors import ArgumentError, explain
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, explain
 from humming_cutlass.layout import PackedWeight
 
 __all__ = ["gemm", "outside_graph", "remember", "spell_elements", "trace"]
@@ -175,6 +175,8 @@ def trace(a: Any, weight: Any, out: Any, config: Any, split_k: Any, batch_invari
     for parameter, value in (("out", out), ("config", config), ("split_k", split_k)):
         if value is not None:
             return outside_graph(parameter, ops.gemm_eager, a, weight, out, config, split_k, batch_invariant)
+    if not isinstance(batch_invariant, bool):
+        raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
     return gemm(
         a,
         weight.data,
