@@ -325,6 +325,42 @@ def test_command_runs_a_narrowed_suite(tmp_path, monkeypatch):
     assert (row["suite"], row["m"], row["n"]) == ("hopper", 2, 64)
 
 
+def test_who_is_not_for_this_device_is_no_failure(tmp_path):
+    path = tmp_path / "results.jsonl"
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--repeats", "1", "--bandwidth", "10"]
+    impl = ["--impl", "humming_cutlass,humming_cutlass+pdl,streaming_floor"]
+    assert cli.run([*words, *impl, "--peak", "1", "--json", str(path)]) == 0
+    rows = {row["impl"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert rows["humming_cutlass"]["within"]
+    assert rows["humming_cutlass+pdl"]["unavailable"]
+    assert rows["streaming_floor"]["unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "code"),
+    [
+        ("humming_cutlass", contenders.UnavailableError("no"), 1),
+        ("humming_cutlass", RuntimeError("no"), 1),
+        ("humming_cutlass+pdl", contenders.UnavailableError("no"), 0),
+        ("humming_cutlass+pdl", RuntimeError("no"), 1),
+        ("streaming_floor", RuntimeError("no"), 1),
+    ],
+)
+def test_who_fails_decides_the_exit_code(monkeypatch, name, error, code):
+    def broken(weight, rotation):
+        raise error
+
+    monkeypatch.setitem(CONTENDERS, name, broken)
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--repeats", "1", "--bandwidth", "10"]
+    assert cli.run([*words, "--peak", "1", "--impl", f"{name},torch.matmul"]) == code
+
+
+def test_a_run_that_measured_nothing_fails(capsys):
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--bandwidth", "10", "--peak", "1"]
+    assert cli.run([*words, "--impl", "streaming_floor"]) == 1
+    assert "Nothing was measured" in capsys.readouterr().err
+
+
 def test_host_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("humming_cutlass.benchmark.host.SHAPES", ((64, 128),))
     path = tmp_path / "host.jsonl"
