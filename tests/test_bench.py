@@ -482,6 +482,36 @@ def test_report_refuses_what_is_no_result(tmp_path, capsys):
     assert cli.run(["bench", "report", str(path), "--out", str(tmp_path / "nowhere")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x7fELF\xd0\x01", "which is not UTF-8"),
+        (b"5\n", "one JSON object a line"),
+        (b'{"us": 1}\n', "without 'a'"),
+        (b'{"host_us": 1}\n', "without 'command'"),
+    ],
+)
+def test_report_refuses_a_file_of_another_kind(tmp_path, capsys, content, sentence):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert cli.run(["bench", "report", str(path)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_report_of_nothing_writes_nothing(tmp_path, capsys):
+    path, page, readme = (tmp_path / name for name in ("results.jsonl", "performance.md", "README.md"))
+    path.write_text(json.dumps(_row("humming_cutlass", 1, 1.0, n=64)) + "\n")
+    text = f"{report.BEGIN}kept{report.END}"
+    page.write_text(text)
+    readme.write_text(text)
+    words = ["bench", "report", str(path), "--out", str(tmp_path)]
+    assert cli.run([*words, "--shapes", "1x1"]) == 2
+    assert "--shapes: got 1x1, of which there is no row; allowed: 64x8192" in capsys.readouterr().err
+    assert cli.run([*words, "--readme", str(readme)]) == 2  # no row of the README's shape
+    assert page.read_text() == readme.read_text() == text
+    assert not (tmp_path / "images").exists()
+
+
 @pytest.mark.gpu
 def test_suite_on_a_gpu(tmp_path):
     """Every contender of the suite, cold and sustained, in a process of its own: it leaves graphs and weights."""

@@ -132,6 +132,10 @@ def test_support_check(call, tmp_path):
     assert code == 1
     assert "-| code books | `nf5` |" in out
     assert call("support", "--check", str(tmp_path / "none.md"))[0] == 2
+    path.write_bytes(b"\x7fELF\xd0\x01")
+    code, _, err = call("support", "--check", str(path))
+    assert code == 2
+    assert f"--check: got {path}, which is not UTF-8" in err
     rows = json.loads(call("support", "--json")[1])
     assert {"what": "pair", "a": "float16", "b": "int4", "reason": None} in rows
     assert any(r["b"] == "float8_e7m0" and r["a"] == "float16" and r["reason"] for r in rows)

@@ -225,28 +225,38 @@ def bench_report(
     rows = [row for path in results for row in report.read_rows(pathlib.Path(path))]
     if shapes:
         wanted = [parse_shape(word) for word in _words(shapes, "--shapes")]
+        found = dict.fromkeys(f"{row['n']}x{row['k']}" for row in rows)
         rows = [row for row in rows if (row["n"], row["k"]) in wanted]
+        if not rows:
+            raise ArgumentError(explain("--shapes", f"{shapes}, of which there is no row", ", ".join(found)))
+    pages: dict[pathlib.Path, str] = {}  # all of them are made before the first is written
     if out is None:
         print(report.summary(rows))
     else:
         # As one types it in the repository's root, wherever the pages are.
         command = ["python", "-m", "humming_cutlass", "bench", "report", *results, "--out", "docs"]
         command += ["--readme", "README.md", *(["--shapes", shapes] if shapes else [])]
-        _rewrite(out / "performance.md", report.page(rows, shlex.join(command)))
-        for path in report.pictures(rows, out / "images"):
-            print(path)
+        path = out / "performance.md"
+        pages[path] = report.insert(_read(path, "report"), report.page(rows, shlex.join(command)), str(path))
     if readme is not None:
-        _rewrite(readme, report.readme_table(rows, results))
+        pages[readme] = report.insert(_read(readme, "report"), report.readme_table(rows, results), str(readme))
+    for path in report.pictures(rows, out / "images") if out is not None else ():
+        print(path)
+    for path, text in pages.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(explain("report", f"{path} ({error.strerror})", "a file that can be written")) from None
+        print(path)
 
 
-def _rewrite(path: pathlib.Path, block: str) -> None:
-    from humming_cutlass.benchmark import report
-
+def _read(path: pathlib.Path, parameter: str) -> str:
     try:
-        path.write_text(report.insert(path.read_text(encoding="utf-8"), block, str(path)), encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(explain("report", f"{path} ({error.strerror})", "a page that can be rewritten")) from None
-    print(path)
+        raise ArgumentError(explain(parameter, f"{path} ({error.strerror})", "a readable file")) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(explain(parameter, f"{path}, which is not UTF-8", "a text file")) from None
 
 
 def _bench_device(name: str) -> torch.device:
@@ -415,10 +425,7 @@ def support(
 
     page = support_matrix.markdown()
     if check is not None:
-        try:
-            found = check.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ArgumentError(explain("--check", f"{check} ({error.strerror})", "a readable file")) from None
+        found = _read(check, "--check")
         if found != page:
             lines = difflib.unified_diff(found.splitlines(), page.splitlines(), str(check), "generated", lineterm="")
             print("\n".join(lines))

@@ -22,6 +22,12 @@ Row = dict[str, Any]
 Point = dict[str, Row]
 """The rows of one problem and m, by contender; all of one run."""
 
+_HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command"})
+_FIELDS = frozenset(
+    "impl m n k a b scale zero group date command gpu us within roofline roofline_us tflops clock_mhz".split()
+)
+"""What the tables need of a row."""
+
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 OURS, PDL, HUMMING, CUBLAS, FLOOR = (
@@ -90,21 +96,27 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     """Returns the rows of a JSON-lines file that hold a measurement.
 
     Raises:
-        ArgumentError: the file is missing, a line is not JSON, or no line is a measurement.
+        ArgumentError: the file is missing or no text, a line is not JSON or lacks a field, or no line is a measurement.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ArgumentError(explain("results", str(path), f"a readable file ({error.strerror})")) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(explain("results", f"{path}, which is not UTF-8", "lines written by bench --json")) from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
         except ValueError:
-            raise ArgumentError(
-                explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line")
-            ) from None
-        if "us" in row or "host_us" in row:
+            row = None
+        if not isinstance(row, dict):
+            raise ArgumentError(explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line"))
+        fields = _FIELDS if "us" in row else _HOST_FIELDS if "host_us" in row else frozenset()
+        if missing := sorted(fields - set(row)):
+            got = f"{path}:{number} without {missing[0]!r}"
+            raise ArgumentError(explain("results", got, "lines written by bench --json"))
+        if fields:
             rows.append(row)
     if not rows:
         raise ArgumentError(explain("results", f"{path} without a measurement", "lines written by bench --json"))

@@ -85,7 +85,8 @@ def run(plans: Sequence[Plan]) -> Iterator[dict[str, Any]]:
     """Yields one row a point, in the order plan, problem, m, contender, as soon as it is measured.
 
     The contenders of one problem and m are timed together. One that cannot compute a problem, or fails, yields rows
-    with `error` instead of times, and `unavailable`: whether it was never meant to run here. `within` says whether the relative error is inside `error_bound`.
+    with `error` instead of times, and `unavailable`: whether it was never meant to run here. `within` says whether the
+    relative error is inside `error_bound`.
     """
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
