@@ -224,7 +224,8 @@ def test_repeats_of_contenders_alternate(monkeypatch):
 
 def test_shapes():
     assert parse_shape("8192x4096") == (8192, 4096)
-    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3"):
+    assert parse_shape("2147483647x1") == (2**31 - 1, 1)
+    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3", "2147483648x16", "16x99999999999999999999", "٤x٤"):
         with pytest.raises(ArgumentError, match="NxK"):
             parse_shape(text)
 
@@ -280,9 +281,45 @@ def test_filters_narrow_a_suite_down():
     assert list(scaled.contenders) == ["torch.matmul"]
     assert [plan.suite for plan in plans("hopper-edges", CPU, Filter(tokens=[17]))] == ["hopper-edges/steps"]
     with pytest.raises(ArgumentError, match="leave nothing"):
-        plans("hopper", CPU, Filter(tokens=[3]))
+        plans("hopper-edges", CPU, Filter(shapes=[(576, 7168)], tokens=[17]))
     with pytest.raises(ArgumentError, match=", ".join(SUITES)):
         plans("ampere", CPU, Filter())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--weights", "int9"], "--weights: got int9; allowed: int4 in suite hopper; nearest supported: int4"),
+        (["--activations", "foo"], "--activations: got foo; allowed: bfloat16 in suite hopper; nearest supported: bf"),
+        (["--m", "3"], "--m: got 3; allowed: 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192 in suite"),
+        (["--m", "1,7000"], "in suite hopper; nearest supported: 8192"),
+        (["--groups", "64"], "--groups: got 64; allowed: 128 in suite hopper; nearest supported: 128"),
+        (["--shapes", "8192x8193"], "nearest supported: 8192x8192"),
+        (["--scale", "float16"], "--scale: got float16; allowed: bfloat16 in suite hopper; nearest supported: bfloat"),
+        (["--suite", ""], "--suite: got ''; allowed: hopper, hopper-types, hopper-edges"),
+        (["--suite", "hoper"], "nearest supported: hopper"),
+    ],
+)
+def test_a_wrong_filter_of_a_suite_is_named(capsys, words, sentence):
+    assert cli.run(["bench", "--device", "cpu", "--suite", "hopper", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--bandwidth", "-5"], "--bandwidth: got -5.0; allowed: a finite positive number"),
+        (["--bandwidth", "inf"], "--bandwidth: got inf; allowed: a finite positive number"),
+        (["--peak", "nan"], "--peak: got nan; allowed: a finite positive number"),
+        (["--peak", "inf"], "--peak: got inf; allowed: a finite positive number"),
+        (["--shapes", "99999999999999999999x16"], "allowed: NxK with numbers from 1 to 2147483647"),
+        (["--m", "99999999999999999999"], "--m: got 99999999999999999999; allowed: numbers up to 2147483647"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(capsys, words, sentence):
+    usual = ["--shapes", "64x128", "--m", "1", "--repeats", "1", "--impl", "humming_cutlass"]
+    assert cli.run(["bench", "--device", "cpu", *usual, *words]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 WORDS = ["--device", "cpu", "--shapes", "64x128", "--m", "1,4", "--groups", "64", "--repeats", "2"]

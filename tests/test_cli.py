@@ -50,6 +50,16 @@ def test_demo_is_within_bounds_on_the_cpu(call):
     assert result["first"] == pytest.approx(result["expected"], rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.parametrize("size", ["--m", "--n", "--k"])
+def test_demo_refuses_what_no_kernel_can_take(call, size):
+    pytest.importorskip("torch")
+    words = {"--m": "1", "--n": "16", "--k": "64", size: "999999999999999999"}
+    code, _, err = call("demo", "--device", "cpu", *(word for pair in words.items() for word in pair))
+    assert code == 2
+    assert size in err
+    assert "2147483647" in err
+
+
 @pytest.mark.parametrize("weight", ["uint4", "float6_e3m2"])
 def test_demo_takes_other_types(call, weight):
     pytest.importorskip("torch")

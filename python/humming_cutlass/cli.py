@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import io
 import json
+import math
 import pathlib
 import shlex
 import sys
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["app", "run"]
+
+_INT32_MAX = 2**31 - 1
+"""The greatest n, k and m: kernels take them as int32."""
 
 app = typer.Typer(
     name="humming_cutlass",
@@ -77,7 +81,16 @@ def _numbers(text: str, parameter: str, least: int) -> list[int]:
         raise ArgumentError(explain(parameter, repr(text), "whole numbers separated by commas")) from None
     if min(numbers) < least:
         raise ArgumentError(explain(parameter, min(numbers), f"numbers from {least} on", least))
+    if max(numbers) > _INT32_MAX:
+        raise ArgumentError(explain(parameter, max(numbers), f"numbers up to {_INT32_MAX}", _INT32_MAX))
     return numbers
+
+
+def _ceiling(value: float, parameter: str) -> float | None:
+    """Returns a ceiling of the roofline; None for 0, which stands for a known or measured one."""
+    if not 0 <= value < math.inf:
+        raise ArgumentError(explain(parameter, value, "a finite positive number, or 0 for a known or measured one", 0))
+    return value or None
 
 
 def _require_torch() -> None:
@@ -107,9 +120,9 @@ def _device(name: str) -> tuple[torch.device, str]:
 @app.command()
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    m: Annotated[int, typer.Option(min=1, help="Tokens.")] = 128,
-    n: Annotated[int, typer.Option(min=1, help="Rows of the weight.")] = 8192,
-    k: Annotated[int, typer.Option(min=1, help="Columns of the weight.")] = 8192,
+    m: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Tokens.")] = 128,
+    n: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Rows of the weight.")] = 8192,
+    k: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Columns of the weight.")] = 8192,
     weight: Annotated[str, typer.Option(help="Type of the weight.")] = "int6",
     as_json: Json = False,
 ) -> None:
@@ -148,7 +161,9 @@ JsonPath = Annotated[str, typer.Option("--json", help="Append JSON lines to this
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    suite: Annotated[str, typer.Option(help="hopper, hopper-types or hopper-edges; what follows narrows it.")] = "",
+    suite: Annotated[
+        str | None, typer.Option(help="hopper, hopper-types or hopper-edges; what follows narrows it.")
+    ] = None,
     shapes: Annotated[str, typer.Option(help="NxK,... Default: 8192x8192, on a CPU 4096x4096.")] = "",
     m: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "",
     weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4,uint4:floating. Default: int4.")] = "",
@@ -181,11 +196,9 @@ def bench(
         activations=_words(activations, "--activations") if activations else (),
         scales=[scale] if scale else (),
     )
-    plans = benchmark.plans(suite, where, only) if suite else [benchmark.product(where, only)]
-    plans = [
-        dataclasses.replace(plan, repeats=repeats, bandwidth_gbps=bandwidth or None, peak_tflops=peak or None)
-        for plan in plans
-    ]
+    plans = [benchmark.product(where, only)] if suite is None else benchmark.plans(suite, where, only)
+    ceilings = {"bandwidth_gbps": _ceiling(bandwidth, "--bandwidth"), "peak_tflops": _ceiling(peak, "--peak")}
+    plans = [dataclasses.replace(plan, repeats=repeats, **ceilings) for plan in plans]
     _run_bench(plans, json_path)
 
 

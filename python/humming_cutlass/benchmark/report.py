@@ -103,7 +103,9 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     except OSError as error:
         raise ArgumentError(explain("results", str(path), f"a readable file ({error.strerror})")) from None
     except UnicodeDecodeError:
-        raise ArgumentError(explain("results", f"{path}, which is not UTF-8", "lines written by bench --json")) from None
+        raise ArgumentError(
+            explain("results", f"{path}, which is not UTF-8", "lines written by bench --json")
+        ) from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
