@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from humming_cutlass.errors import ArgumentError, HummingError, explain
+from humming_cutlass.errors import ArgumentError, HummingError, UnsupportedError, explain
 
 if TYPE_CHECKING:
     import torch
@@ -357,10 +357,12 @@ def tune(
     from rich.console import Console
     from rich.progress import Progress
 
-    from humming_cutlass import benchmark
+    from humming_cutlass import benchmark, dtypes, support
     from humming_cutlass import tune as store
     from humming_cutlass.benchmark import tuner
 
+    if dtypes.parse(dtype, "--dtype").name not in support.ACTIVATION_TYPES:
+        raise UnsupportedError(explain("--dtype", dtype, ", ".join(support.ACTIVATION_TYPES), "bfloat16"))
     problems = [
         tuner.parse_types(word, n=n, k=k, element_a=dtype)
         for n, k in map(benchmark.parse_shape, _words(shapes, "--shapes"))
@@ -512,19 +514,23 @@ def emit(
 
 @app.command()
 def precompile(
-    output: Annotated[pathlib.Path, typer.Argument(help="The folder, for HUMMING_CUTLASS_AOT_DIR.")],
+    output: Annotated[str, typer.Argument(help="The folder, for HUMMING_CUTLASS_AOT_DIR.")],
     arch: Annotated[str, typer.Option(help="GPUs, e.g. sm_80,sm_90a.")],
     weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4:floating.")],
     groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row.")] = "-1",
     activations: Annotated[str, typer.Option(help="float16, bfloat16.")] = "float16",
     scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
-    jobs: Annotated[int, typer.Option(help="Kernels at once; 0: HUMMING_CUTLASS_NUM_JOBS, else one a core.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Kernels at once; 0: HUMMING_CUTLASS_NUM_JOBS, else one a core.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Compiles every kernel that calls on these types can need, into a folder that needs no compiler."""
     from humming_cutlass import build, emitter, planner, support
     from humming_cutlass.config import GROUP_QUANTUM, WeightConfig
 
+    if not output:  # a pathlib.Path would make the working directory of it
+        raise ArgumentError(explain("OUTPUT", "an empty path", "the path of a folder", "."))
     targets = _words(arch, "--arch")
     for target in targets:
         if (reason := support.check_arch(target, "--arch")) is not None:

@@ -24,7 +24,26 @@ Point = dict[str, Row]
 
 _HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command"})
 _FIELDS = frozenset(
-    "impl m n k a b scale zero group date command gpu us within roofline roofline_us tflops clock_mhz".split()
+    [
+        "impl",
+        "m",
+        "n",
+        "k",
+        "a",
+        "b",
+        "scale",
+        "zero",
+        "group",
+        "date",
+        "command",
+        "gpu",
+        "us",
+        "within",
+        "roofline",
+        "roofline_us",
+        "tflops",
+        "clock_mhz",
+    ]
 )
 """What the tables need of a row."""
 

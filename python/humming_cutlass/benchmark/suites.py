@@ -188,7 +188,7 @@ def _check(name: str, every: Sequence[Plan], only: Filter) -> None:
             if value in allowed:
                 continue
             if isinstance(value, int):
-                nearest = min(allowed, key=lambda known: abs(known - value))  # noqa: B023 - used at once
+                nearest = min(allowed, key=lambda known: abs(known - value))
             else:
                 nearest = _nearest(value, allowed)
             words = f"{', '.join(map(str, allowed))} in suite {name}"
