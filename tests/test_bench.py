@@ -483,6 +483,25 @@ def test_report_of_other_types_and_edges():
     assert "### Goals" not in text
 
 
+def test_readme_of_cpu_rows_names_no_gpu_library(tmp_path):
+    words = {"gpu": "none (x86_64 CPU)", "cuda": None, "threads": 2}
+    names = ["humming_cutlass", "torch.matmul", "dequantize+torch.matmul"]
+    path, readme = tmp_path / "results.jsonl", tmp_path / "README.md"
+    readme.write_text(report.BEGIN + report.END)
+    path.write_text("".join(json.dumps(_row(name, 1, 9.0, **words)) + "\n" for name in names))
+    assert cli.run(["bench", "report", str(path), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert "No GPU but x86_64 CPU, 2 threads, 2026-01-01, 8192x8192" in text
+    assert "CUDA" not in text
+    assert "cuBLAS" not in text
+    assert _cells(text, "torch.matmul") == ["torch.matmul", "9.00"]
+    path.write_text("".join(json.dumps(_row(name, 1, 9.0)) + "\n" for name in names))
+    assert cli.run(["bench", "report", str(path), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert "One a GPU, 2026-01-01, 8192x8192, bfloat16 x int4 in groups of 128, cold L2, CUDA graphs" in text
+    assert "cuBLAS on 16-bit weights" in text
+
+
 def test_markers_are_needed_once_each():
     assert report.insert(f"a{report.BEGIN}b{report.END}c", "x\n", "page") == f"a{report.BEGIN}\nx\n{report.END}c"
     for text in ("", report.BEGIN, report.END + report.BEGIN, 2 * (report.BEGIN + report.END)):
