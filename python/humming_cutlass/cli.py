@@ -197,8 +197,11 @@ def bench(
         scales=[scale] if scale else (),
     )
     plans = [benchmark.product(where, only)] if suite is None else benchmark.plans(suite, where, only)
-    ceilings = {"bandwidth_gbps": _ceiling(bandwidth, "--bandwidth"), "peak_tflops": _ceiling(peak, "--peak")}
-    plans = [dataclasses.replace(plan, repeats=repeats, **ceilings) for plan in plans]
+    bandwidth_gbps, peak_tflops = _ceiling(bandwidth, "--bandwidth"), _ceiling(peak, "--peak")
+    plans = [
+        dataclasses.replace(plan, repeats=repeats, bandwidth_gbps=bandwidth_gbps, peak_tflops=peak_tflops)
+        for plan in plans
+    ]
     _run_bench(plans, json_path)
 
 
