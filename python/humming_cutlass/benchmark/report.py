@@ -24,26 +24,8 @@ Point = dict[str, Row]
 
 _HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command"})
 _FIELDS = frozenset(
-    [
-        "impl",
-        "m",
-        "n",
-        "k",
-        "a",
-        "b",
-        "scale",
-        "zero",
-        "group",
-        "date",
-        "command",
-        "gpu",
-        "us",
-        "within",
-        "roofline",
-        "roofline_us",
-        "tflops",
-        "clock_mhz",
-    ]
+    {"impl", "m", "n", "k", "a", "b", "scale", "zero", "group", "date", "command", "gpu"}
+    | {"us", "within", "roofline", "roofline_us", "tflops", "clock_mhz"}
 )
 """What the tables need of a row."""
 
@@ -157,6 +139,10 @@ def problem_name(row: Row) -> str:
     return " ".join(words)
 
 
+def _on_cpu(row: Row) -> bool:
+    return str(row["gpu"]).startswith("none")  # as `runner.environment` writes it
+
+
 def _impl(row: Row) -> str:
     return HUMMING if row["impl"].startswith("humming-") else str(row["impl"])
 
@@ -197,7 +183,12 @@ class Results:
             for _, _, point in self.points():
                 if impl in point:
                     return f"Humming {point[impl]['impl'].removeprefix('humming-')}"
-        return _LABELS.get(impl, impl)
+        return impl if self.on_cpu else _LABELS.get(impl, impl)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether every row is of a CPU, where neither cuBLAS nor CUDA graphs are."""
+        return all(_on_cpu(row) for _, _, point in self.points() for row in point.values())
 
 
 def ratio(point: Point, peers: Sequence[str], ours: str = OURS) -> float | None:
@@ -473,8 +464,12 @@ def readme_table(rows: Sequence[Row], sources: Sequence[str], *, shape: str = "8
     row = next(iter(tokens.values()))[OURS]
     links = [f"[rows]({source})" for source in sources]
     group = "one scale a row" if row["group"] == -1 else f"groups of {row['group']}"
+    where, how = f"One {row['gpu']}", "cold L2, CUDA graphs"
+    if _on_cpu(row):
+        name = row["gpu"].removeprefix("none").strip(" ()")
+        where, how = f"No GPU but {name}, {row.get('threads', '?')} threads", "cold caches"
     title = (
-        f"One {row['gpu']}, {row['date'][:10]}, {shape}, {row['a']} x {row['b']} in {group}, cold L2, CUDA graphs, µs "
+        f"{where}, {row['date'][:10]}, {shape}, {row['a']} x {row['b']} in {group}, {how}, µs "
         f"({', '.join(links)}, [notes](bench/NOTES.md)):"
     )
     lines = [

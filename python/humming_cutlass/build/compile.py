@@ -468,7 +468,8 @@ def export_kernels(
         CacheError: the folder cannot be written.
         HummingError: as `compile_kernels`.
     """
-    if not isinstance(directory, (str, os.PathLike)):
+    given: object = directory
+    if not isinstance(given, (str, os.PathLike)):
         got = f"{type(directory).__name__} {directory!r}"
         raise errors.ArgumentTypeError(errors.explain("directory", got, "the path of a folder"))
     if not os.fspath(directory):
