@@ -224,7 +224,8 @@ def test_repeats_of_contenders_alternate(monkeypatch):
 
 def test_shapes():
     assert parse_shape("8192x4096") == (8192, 4096)
-    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3"):
+    assert parse_shape("2147483647x1") == (2**31 - 1, 1)
+    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3", "2147483648x16", "16x99999999999999999999", "٤x٤"):
         with pytest.raises(ArgumentError, match="NxK"):
             parse_shape(text)
 
@@ -280,9 +281,45 @@ def test_filters_narrow_a_suite_down():
     assert list(scaled.contenders) == ["torch.matmul"]
     assert [plan.suite for plan in plans("hopper-edges", CPU, Filter(tokens=[17]))] == ["hopper-edges/steps"]
     with pytest.raises(ArgumentError, match="leave nothing"):
-        plans("hopper", CPU, Filter(tokens=[3]))
+        plans("hopper-edges", CPU, Filter(shapes=[(576, 7168)], tokens=[17]))
     with pytest.raises(ArgumentError, match=", ".join(SUITES)):
         plans("ampere", CPU, Filter())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--weights", "int9"], "--weights: got int9; allowed: int4 in suite hopper; nearest supported: int4"),
+        (["--activations", "foo"], "--activations: got foo; allowed: bfloat16 in suite hopper; nearest supported: bf"),
+        (["--m", "3"], "--m: got 3; allowed: 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192 in suite"),
+        (["--m", "1,7000"], "in suite hopper; nearest supported: 8192"),
+        (["--groups", "64"], "--groups: got 64; allowed: 128 in suite hopper; nearest supported: 128"),
+        (["--shapes", "8192x8193"], "nearest supported: 8192x8192"),
+        (["--scale", "float16"], "--scale: got float16; allowed: bfloat16 in suite hopper; nearest supported: bfloat"),
+        (["--suite", ""], "--suite: got ''; allowed: hopper, hopper-types, hopper-edges"),
+        (["--suite", "hoper"], "nearest supported: hopper"),
+    ],
+)
+def test_a_wrong_filter_of_a_suite_is_named(capsys, words, sentence):
+    assert cli.run(["bench", "--device", "cpu", "--suite", "hopper", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--bandwidth", "-5"], "--bandwidth: got -5.0; allowed: a finite positive number"),
+        (["--bandwidth", "inf"], "--bandwidth: got inf; allowed: a finite positive number"),
+        (["--peak", "nan"], "--peak: got nan; allowed: a finite positive number"),
+        (["--peak", "inf"], "--peak: got inf; allowed: a finite positive number"),
+        (["--shapes", "99999999999999999999x16"], "allowed: NxK with numbers from 1 to 2147483647"),
+        (["--m", "99999999999999999999"], "--m: got 99999999999999999999; allowed: numbers up to 2147483647"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(capsys, words, sentence):
+    usual = ["--shapes", "64x128", "--m", "1", "--repeats", "1", "--impl", "humming_cutlass"]
+    assert cli.run(["bench", "--device", "cpu", *usual, *words]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 WORDS = ["--device", "cpu", "--shapes", "64x128", "--m", "1,4", "--groups", "64", "--repeats", "2"]
@@ -323,6 +360,42 @@ def test_command_runs_a_narrowed_suite(tmp_path, monkeypatch):
     assert cli.run([*words, "--impl", "humming_cutlass", "--json", str(path)]) == 0
     (row,) = map(json.loads, path.read_text().splitlines())
     assert (row["suite"], row["m"], row["n"]) == ("hopper", 2, 64)
+
+
+def test_who_is_not_for_this_device_is_no_failure(tmp_path):
+    path = tmp_path / "results.jsonl"
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--repeats", "1", "--bandwidth", "10"]
+    impl = ["--impl", "humming_cutlass,humming_cutlass+pdl,streaming_floor"]
+    assert cli.run([*words, *impl, "--peak", "1", "--json", str(path)]) == 0
+    rows = {row["impl"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert rows["humming_cutlass"]["within"]
+    assert rows["humming_cutlass+pdl"]["unavailable"]
+    assert rows["streaming_floor"]["unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "code"),
+    [
+        ("humming_cutlass", contenders.UnavailableError("no"), 1),
+        ("humming_cutlass", RuntimeError("no"), 1),
+        ("humming_cutlass+pdl", contenders.UnavailableError("no"), 0),
+        ("humming_cutlass+pdl", RuntimeError("no"), 1),
+        ("streaming_floor", RuntimeError("no"), 1),
+    ],
+)
+def test_who_fails_decides_the_exit_code(monkeypatch, name, error, code):
+    def broken(weight, rotation):
+        raise error
+
+    monkeypatch.setitem(CONTENDERS, name, broken)
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--repeats", "1", "--bandwidth", "10"]
+    assert cli.run([*words, "--peak", "1", "--impl", f"{name},torch.matmul"]) == code
+
+
+def test_a_run_that_measured_nothing_fails(capsys):
+    words = ["bench", "--device", "cpu", "--shapes", "64x128", "--m", "1", "--bandwidth", "10", "--peak", "1"]
+    assert cli.run([*words, "--impl", "streaming_floor"]) == 1
+    assert "Nothing was measured" in capsys.readouterr().err
 
 
 def test_host_command(tmp_path, monkeypatch, capsys):
@@ -410,6 +483,25 @@ def test_report_of_other_types_and_edges():
     assert "### Goals" not in text
 
 
+def test_readme_of_cpu_rows_names_no_gpu_library(tmp_path):
+    words = {"gpu": "none (x86_64 CPU)", "cuda": None, "threads": 2}
+    names = ["humming_cutlass", "torch.matmul", "dequantize+torch.matmul"]
+    path, readme = tmp_path / "results.jsonl", tmp_path / "README.md"
+    readme.write_text(report.BEGIN + report.END)
+    path.write_text("".join(json.dumps(_row(name, 1, 9.0, **words)) + "\n" for name in names))
+    assert cli.run(["bench", "report", str(path), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert "No GPU but x86_64 CPU, 2 threads, 2026-01-01, 8192x8192" in text
+    assert "CUDA" not in text
+    assert "cuBLAS" not in text
+    assert _cells(text, "torch.matmul") == ["torch.matmul", "9.00"]
+    path.write_text("".join(json.dumps(_row(name, 1, 9.0)) + "\n" for name in names))
+    assert cli.run(["bench", "report", str(path), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert "One a GPU, 2026-01-01, 8192x8192, bfloat16 x int4 in groups of 128, cold L2, CUDA graphs" in text
+    assert "cuBLAS on 16-bit weights" in text
+
+
 def test_markers_are_needed_once_each():
     assert report.insert(f"a{report.BEGIN}b{report.END}c", "x\n", "page") == f"a{report.BEGIN}\nx\n{report.END}c"
     for text in ("", report.BEGIN, report.END + report.BEGIN, 2 * (report.BEGIN + report.END)):
@@ -444,6 +536,36 @@ def test_report_refuses_what_is_no_result(tmp_path, capsys):
     path.write_text(json.dumps(_row("humming_cutlass", 1, 1.0, n=64)) + "\n")
     assert cli.run(["bench", "report", str(path), "--readme", str(ROOT / "README.md")]) == 2
     assert cli.run(["bench", "report", str(path), "--out", str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x7fELF\xd0\x01", "which is not UTF-8"),
+        (b"5\n", "one JSON object a line"),
+        (b'{"us": 1}\n', "without 'a'"),
+        (b'{"host_us": 1}\n', "without 'command'"),
+    ],
+)
+def test_report_refuses_a_file_of_another_kind(tmp_path, capsys, content, sentence):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert cli.run(["bench", "report", str(path)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_report_of_nothing_writes_nothing(tmp_path, capsys):
+    path, page, readme = (tmp_path / name for name in ("results.jsonl", "performance.md", "README.md"))
+    path.write_text(json.dumps(_row("humming_cutlass", 1, 1.0, n=64)) + "\n")
+    text = f"{report.BEGIN}kept{report.END}"
+    page.write_text(text)
+    readme.write_text(text)
+    words = ["bench", "report", str(path), "--out", str(tmp_path)]
+    assert cli.run([*words, "--shapes", "1x1"]) == 2
+    assert "--shapes: got 1x1, of which there is no row; allowed: 64x8192" in capsys.readouterr().err
+    assert cli.run([*words, "--readme", str(readme)]) == 2  # no row of the README's shape
+    assert page.read_text() == readme.read_text() == text
+    assert not (tmp_path / "images").exists()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """The command line: every command, as text and as JSON, and its exit codes."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from humming_cutlass import cli, emitter, planner, support
 from humming_cutlass.config import GemmConfig, WeightConfig
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError
 
 
 def _kernel_name():
@@ -48,6 +50,16 @@ def test_demo_is_within_bounds_on_the_cpu(call):
     # int6 rounds visibly, or the reference would be the unquantized product.
     assert result["rounding_error"] > 10 * result["relative_error"]
     assert result["first"] == pytest.approx(result["expected"], rel=1e-2, abs=1e-2)
+
+
+@pytest.mark.parametrize("size", ["--m", "--n", "--k"])
+def test_demo_refuses_what_no_kernel_can_take(call, size):
+    pytest.importorskip("torch")
+    words = {"--m": "1", "--n": "16", "--k": "64", size: "999999999999999999"}
+    code, _, err = call("demo", "--device", "cpu", *(word for pair in words.items() for word in pair))
+    assert code == 2
+    assert size in err
+    assert "2147483647" in err
 
 
 @pytest.mark.parametrize("weight", ["uint4", "float6_e3m2"])
@@ -104,6 +116,23 @@ def test_bad_words_name_what_is_allowed(call):
     assert "auto, cpu or cuda" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--types", "int4:g64:g128"], "--types: got 'int4:g64:g128' with g64 and g128; allowed: each of group"),
+        (["--types", "int4:channel:g64"], "with channel and g64"),
+        (["--types", "int4:float16:float32"], "with float16 and float32"),
+        (["--types", "int4:floating"], "allowed: none with weights of type int4; nearest supported: uint4"),
+        (["--types", "int4", "--dtype", "float32"], "--dtype: got float32; allowed: float16, bfloat16"),
+    ],
+)
+def test_tune_refuses_types_before_it_looks_for_a_gpu(call, words, sentence):
+    pytest.importorskip("torch")
+    code, _, err = call("tune", "--shapes", "64x128", "--m", "1", *words)
+    assert code == 2
+    assert sentence in err
+
+
 def test_info_as_json(call):
     code, out, _ = call("info", "--json")
     report = json.loads(out)
@@ -132,6 +161,10 @@ def test_support_check(call, tmp_path):
     assert code == 1
     assert "-| code books | `nf5` |" in out
     assert call("support", "--check", str(tmp_path / "none.md"))[0] == 2
+    path.write_bytes(b"\x7fELF\xd0\x01")
+    code, _, err = call("support", "--check", str(path))
+    assert code == 2
+    assert f"--check: got {path}, which is not UTF-8" in err
     rows = json.loads(call("support", "--json")[1])
     assert {"what": "pair", "a": "float16", "b": "int4", "reason": None} in rows
     assert any(r["b"] == "float8_e7m0" and r["a"] == "float16" and r["reason"] for r in rows)
@@ -174,7 +207,7 @@ def test_precompile_asks_for_every_kernel_of_the_planner(call, tmp_path, monkeyp
 
     def export(sources, directory, *, progress=None, jobs=None):
         asked.extend(sources)
-        return {s.name: directory / s.name for s in asked}
+        return {s.name: pathlib.Path(directory) / s.name for s in asked}
 
     monkeypatch.setattr(build, "export_kernels", export)
     code, out, _ = call(
@@ -212,6 +245,36 @@ def test_precompile_refuses_in_the_words_of_its_options(call, tmp_path, option, 
     assert sentence in err
     assert "k =" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_precompile_refuses_before_it_creates_anything(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("precompile", "out", "--arch", "sm_90a", "--weights", "int4", "--jobs", "-1")
+    assert code == 2
+    assert "--jobs" in err
+    code, _, err = call("precompile", "", "--arch", "sm_90a", "--weights", "int4")
+    assert code == 2
+    assert "OUTPUT: got an empty path; allowed: the path of a folder" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "sentence"),
+    [
+        ({"jobs": "x"}, ArgumentTypeError, "jobs: got str 'x'"),
+        ({"jobs": True}, ArgumentTypeError, "jobs: got bool True"),
+        ({"jobs": 0}, ArgumentError, "jobs: got 0"),
+        ({"directory": ""}, ArgumentError, "directory: got an empty path"),
+        ({"directory": 5}, ArgumentTypeError, "directory: got int 5"),
+    ],
+)
+def test_export_refuses_before_it_creates_anything(tmp_path, monkeypatch, words, error, sentence):
+    from humming_cutlass import build
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=sentence):
+        build.export_kernels([], **({"directory": "out"} | words))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_precompile_into_a_folder_that_cannot_be_written_compiles_nothing(call, tmp_path, monkeypatch):

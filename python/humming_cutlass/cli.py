@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import io
 import json
+import math
 import pathlib
 import shlex
 import sys
@@ -19,12 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from humming_cutlass.errors import ArgumentError, HummingError, explain
+from humming_cutlass.errors import ArgumentError, HummingError, UnsupportedError, explain
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["app", "run"]
+
+_INT32_MAX = 2**31 - 1
+"""The greatest n, k and m: kernels take them as int32."""
 
 app = typer.Typer(
     name="humming_cutlass",
@@ -77,7 +81,16 @@ def _numbers(text: str, parameter: str, least: int) -> list[int]:
         raise ArgumentError(explain(parameter, repr(text), "whole numbers separated by commas")) from None
     if min(numbers) < least:
         raise ArgumentError(explain(parameter, min(numbers), f"numbers from {least} on", least))
+    if max(numbers) > _INT32_MAX:
+        raise ArgumentError(explain(parameter, max(numbers), f"numbers up to {_INT32_MAX}", _INT32_MAX))
     return numbers
+
+
+def _ceiling(value: float, parameter: str) -> float | None:
+    """Returns a ceiling of the roofline; None for 0, which stands for a known or measured one."""
+    if not 0 <= value < math.inf:
+        raise ArgumentError(explain(parameter, value, "a finite positive number, or 0 for a known or measured one", 0))
+    return value or None
 
 
 def _require_torch() -> None:
@@ -107,9 +120,9 @@ def _device(name: str) -> tuple[torch.device, str]:
 @app.command()
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    m: Annotated[int, typer.Option(min=1, help="Tokens.")] = 128,
-    n: Annotated[int, typer.Option(min=1, help="Rows of the weight.")] = 8192,
-    k: Annotated[int, typer.Option(min=1, help="Columns of the weight.")] = 8192,
+    m: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Tokens.")] = 128,
+    n: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Rows of the weight.")] = 8192,
+    k: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Columns of the weight.")] = 8192,
     weight: Annotated[str, typer.Option(help="Type of the weight.")] = "int6",
     as_json: Json = False,
 ) -> None:
@@ -148,7 +161,9 @@ JsonPath = Annotated[str, typer.Option("--json", help="Append JSON lines to this
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    suite: Annotated[str, typer.Option(help="hopper, hopper-types or hopper-edges; what follows narrows it.")] = "",
+    suite: Annotated[
+        str | None, typer.Option(help="hopper, hopper-types or hopper-edges; what follows narrows it.")
+    ] = None,
     shapes: Annotated[str, typer.Option(help="NxK,... Default: 8192x8192, on a CPU 4096x4096.")] = "",
     m: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "",
     weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4,uint4:floating. Default: int4.")] = "",
@@ -181,9 +196,10 @@ def bench(
         activations=_words(activations, "--activations") if activations else (),
         scales=[scale] if scale else (),
     )
-    plans = benchmark.plans(suite, where, only) if suite else [benchmark.product(where, only)]
+    plans = [benchmark.product(where, only)] if suite is None else benchmark.plans(suite, where, only)
+    bandwidth_gbps, peak_tflops = _ceiling(bandwidth, "--bandwidth"), _ceiling(peak, "--peak")
     plans = [
-        dataclasses.replace(plan, repeats=repeats, bandwidth_gbps=bandwidth or None, peak_tflops=peak or None)
+        dataclasses.replace(plan, repeats=repeats, bandwidth_gbps=bandwidth_gbps, peak_tflops=peak_tflops)
         for plan in plans
     ]
     _run_bench(plans, json_path)
@@ -225,28 +241,38 @@ def bench_report(
     rows = [row for path in results for row in report.read_rows(pathlib.Path(path))]
     if shapes:
         wanted = [parse_shape(word) for word in _words(shapes, "--shapes")]
+        found = dict.fromkeys(f"{row['n']}x{row['k']}" for row in rows)
         rows = [row for row in rows if (row["n"], row["k"]) in wanted]
+        if not rows:
+            raise ArgumentError(explain("--shapes", f"{shapes}, of which there is no row", ", ".join(found)))
+    pages: dict[pathlib.Path, str] = {}  # all of them are made before the first is written
     if out is None:
         print(report.summary(rows))
     else:
         # As one types it in the repository's root, wherever the pages are.
         command = ["python", "-m", "humming_cutlass", "bench", "report", *results, "--out", "docs"]
         command += ["--readme", "README.md", *(["--shapes", shapes] if shapes else [])]
-        _rewrite(out / "performance.md", report.page(rows, shlex.join(command)))
-        for path in report.pictures(rows, out / "images"):
-            print(path)
+        path = out / "performance.md"
+        pages[path] = report.insert(_read(path, "report"), report.page(rows, shlex.join(command)), str(path))
     if readme is not None:
-        _rewrite(readme, report.readme_table(rows, results))
+        pages[readme] = report.insert(_read(readme, "report"), report.readme_table(rows, results), str(readme))
+    for path in report.pictures(rows, out / "images") if out is not None else ():
+        print(path)
+    for path, text in pages.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(explain("report", f"{path} ({error.strerror})", "a file that can be written")) from None
+        print(path)
 
 
-def _rewrite(path: pathlib.Path, block: str) -> None:
-    from humming_cutlass.benchmark import report
-
+def _read(path: pathlib.Path, parameter: str) -> str:
     try:
-        path.write_text(report.insert(path.read_text(encoding="utf-8"), block, str(path)), encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(explain("report", f"{path} ({error.strerror})", "a page that can be rewritten")) from None
-    print(path)
+        raise ArgumentError(explain(parameter, f"{path} ({error.strerror})", "a readable file")) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(explain(parameter, f"{path}, which is not UTF-8", "a text file")) from None
 
 
 def _bench_device(name: str) -> torch.device:
@@ -276,7 +302,7 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
 
     from humming_cutlass import benchmark
 
-    failed = 0
+    failed = measured = 0
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(_sink(json_path))
         progress = stack.enter_context(
@@ -286,8 +312,12 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
         seen: set[object] = set()
         for row in benchmark.run(plans):
             progress.advance(task)
-            if "error" in row or not row["within"]:
-                failed += row["impl"].startswith("humming_cutlass") or "error" not in row
+            measured += "error" not in row
+            if "error" in row:
+                # Who cannot run here is no failure, except whom all of this is about.
+                failed += not row["unavailable"] or row["impl"] == "humming_cutlass"
+            else:
+                failed += not row["within"]
             if sink is not None:
                 print(json.dumps(row), file=sink, flush=True)
             if sink is sys.stdout:
@@ -310,7 +340,9 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
                 f"{'' if row['within'] else '  OUT OF BOUNDS'}",
                 flush=True,
             )
-    _require(not failed)
+    if not measured:
+        print("Nothing was measured: no contender can run here.", file=sys.stderr)
+    _require(measured > 0 and not failed)
 
 
 @app.command()
@@ -328,10 +360,12 @@ def tune(
     from rich.console import Console
     from rich.progress import Progress
 
-    from humming_cutlass import benchmark
+    from humming_cutlass import benchmark, dtypes, support
     from humming_cutlass import tune as store
     from humming_cutlass.benchmark import tuner
 
+    if dtypes.parse(dtype, "--dtype").name not in support.ACTIVATION_TYPES:
+        raise UnsupportedError(explain("--dtype", dtype, ", ".join(support.ACTIVATION_TYPES), "bfloat16"))
     problems = [
         tuner.parse_types(word, n=n, k=k, element_a=dtype)
         for n, k in map(benchmark.parse_shape, _words(shapes, "--shapes"))
@@ -409,10 +443,7 @@ def support(
 
     page = support_matrix.markdown()
     if check is not None:
-        try:
-            found = check.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ArgumentError(explain("--check", f"{check} ({error.strerror})", "a readable file")) from None
+        found = _read(check, "--check")
         if found != page:
             lines = difflib.unified_diff(found.splitlines(), page.splitlines(), str(check), "generated", lineterm="")
             print("\n".join(lines))
@@ -486,19 +517,23 @@ def emit(
 
 @app.command()
 def precompile(
-    output: Annotated[pathlib.Path, typer.Argument(help="The folder, for HUMMING_CUTLASS_AOT_DIR.")],
+    output: Annotated[str, typer.Argument(help="The folder, for HUMMING_CUTLASS_AOT_DIR.")],
     arch: Annotated[str, typer.Option(help="GPUs, e.g. sm_80,sm_90a.")],
     weights: Annotated[str, typer.Option(help="Types, e.g. int4,uint4:floating.")],
     groups: Annotated[str, typer.Option(help="Group sizes; -1 is one scale a row.")] = "-1",
     activations: Annotated[str, typer.Option(help="float16, bfloat16.")] = "float16",
     scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
-    jobs: Annotated[int, typer.Option(help="Kernels at once; 0: HUMMING_CUTLASS_NUM_JOBS, else one a core.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Kernels at once; 0: HUMMING_CUTLASS_NUM_JOBS, else one a core.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Compiles every kernel that calls on these types can need, into a folder that needs no compiler."""
     from humming_cutlass import build, emitter, planner, support
     from humming_cutlass.config import GROUP_QUANTUM, WeightConfig
 
+    if not output:  # a pathlib.Path would make the working directory of it
+        raise ArgumentError(explain("OUTPUT", "an empty path", "the path of a folder", "."))
     targets = _words(arch, "--arch")
     for target in targets:
         if (reason := support.check_arch(target, "--arch")) is not None:

@@ -12,7 +12,10 @@ from humming_cutlass import _tensors, dtypes, layout
 from humming_cutlass.config import TypeConfig, WeightConfig
 from humming_cutlass.errors import ArgumentError, explain
 
-__all__ = ["Problem", "RandomWeight", "error_bound", "parse_shape"]
+__all__ = ["LARGEST", "Problem", "RandomWeight", "error_bound", "parse_shape"]
+
+LARGEST = 2**31 - 1
+"""The greatest n, k and m: kernels take them as int32."""
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -21,10 +24,11 @@ def parse_shape(text: str) -> tuple[int, int]:
     Raises:
         ArgumentError: `text` is not of that form.
     """
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if found is None:
-        raise ArgumentError(explain("shapes", repr(text), "NxK with positive numbers, such as 8192x8192"))
-    return int(found[1]), int(found[2])
+    found = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
+    shape = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < max(shape) <= LARGEST:
+        raise ArgumentError(explain("shapes", repr(text), f"NxK with numbers from 1 to {LARGEST}, such as 8192x8192"))
+    return shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,13 @@ Row = dict[str, Any]
 Point = dict[str, Row]
 """The rows of one problem and m, by contender; all of one run."""
 
+_HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command"})
+_FIELDS = frozenset(
+    {"impl", "m", "n", "k", "a", "b", "scale", "zero", "group", "date", "command", "gpu"}
+    | {"us", "within", "roofline", "roofline_us", "tflops", "clock_mhz"}
+)
+"""What the tables need of a row."""
+
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 OURS, PDL, HUMMING, CUBLAS, FLOOR = (
@@ -90,21 +97,29 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     """Returns the rows of a JSON-lines file that hold a measurement.
 
     Raises:
-        ArgumentError: the file is missing, a line is not JSON, or no line is a measurement.
+        ArgumentError: the file is missing or no text, a line is not JSON or lacks a field, or no line is a measurement.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ArgumentError(explain("results", str(path), f"a readable file ({error.strerror})")) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(
+            explain("results", f"{path}, which is not UTF-8", "lines written by bench --json")
+        ) from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
         except ValueError:
-            raise ArgumentError(
-                explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line")
-            ) from None
-        if "us" in row or "host_us" in row:
+            row = None
+        if not isinstance(row, dict):
+            raise ArgumentError(explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line"))
+        fields = _FIELDS if "us" in row else _HOST_FIELDS if "host_us" in row else frozenset()
+        if missing := sorted(fields - set(row)):
+            got = f"{path}:{number} without {missing[0]!r}"
+            raise ArgumentError(explain("results", got, "lines written by bench --json"))
+        if fields:
             rows.append(row)
     if not rows:
         raise ArgumentError(explain("results", f"{path} without a measurement", "lines written by bench --json"))
@@ -122,6 +137,10 @@ def problem_name(row: Row) -> str:
     if row.get("global_scale"):
         words.append("global scale")
     return " ".join(words)
+
+
+def _on_cpu(row: Row) -> bool:
+    return str(row["gpu"]).startswith("none")  # as `runner.environment` writes it
 
 
 def _impl(row: Row) -> str:
@@ -164,7 +183,12 @@ class Results:
             for _, _, point in self.points():
                 if impl in point:
                     return f"Humming {point[impl]['impl'].removeprefix('humming-')}"
-        return _LABELS.get(impl, impl)
+        return impl if self.on_cpu else _LABELS.get(impl, impl)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether every row is of a CPU, where neither cuBLAS nor CUDA graphs are."""
+        return all(_on_cpu(row) for _, _, point in self.points() for row in point.values())
 
 
 def ratio(point: Point, peers: Sequence[str], ours: str = OURS) -> float | None:
@@ -440,8 +464,12 @@ def readme_table(rows: Sequence[Row], sources: Sequence[str], *, shape: str = "8
     row = next(iter(tokens.values()))[OURS]
     links = [f"[rows]({source})" for source in sources]
     group = "one scale a row" if row["group"] == -1 else f"groups of {row['group']}"
+    where, how = f"One {row['gpu']}", "cold L2, CUDA graphs"
+    if _on_cpu(row):
+        name = row["gpu"].removeprefix("none").strip(" ()")
+        where, how = f"No GPU but {name}, {row.get('threads', '?')} threads", "cold caches"
     title = (
-        f"One {row['gpu']}, {row['date'][:10]}, {shape}, {row['a']} x {row['b']} in {group}, cold L2, CUDA graphs, µs "
+        f"{where}, {row['date'][:10]}, {shape}, {row['a']} x {row['b']} in {group}, {how}, µs "
         f"({', '.join(links)}, [notes](bench/NOTES.md)):"
     )
     lines = [

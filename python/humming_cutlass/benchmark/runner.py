@@ -85,7 +85,8 @@ def run(plans: Sequence[Plan]) -> Iterator[dict[str, Any]]:
     """Yields one row a point, in the order plan, problem, m, contender, as soon as it is measured.
 
     The contenders of one problem and m are timed together. One that cannot compute a problem, or fails, yields rows
-    with `error` instead of times. `within` says whether the relative error is inside `error_bound`.
+    with `error` instead of times, and `unavailable`: whether it was never meant to run here. `within` says whether the
+    relative error is inside `error_bound`.
     """
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -158,7 +159,7 @@ def _point(
     for name in plan.contenders_at(m):
         contender = ready[name]
         if not isinstance(contender, Contender):
-            yield {"impl": name, "m": m, "error": _message(contender)}
+            yield {"impl": name, "m": m} | _failure(contender)
             continue
         try:
             out = torch.empty(m, problem.n, device=device, dtype=contender.output_dtype(weight))
@@ -167,7 +168,7 @@ def _point(
             error = max(contender.error(call, out, rows, expected) for call in (calls[-1], calls[0]))
             lined_up.append((contender, record(calls, device), error))
         except Exception as failure:
-            yield {"impl": contender.impl, "m": m, "error": _message(failure)}
+            yield {"impl": contender.impl, "m": m} | _failure(failure)
     timings = time_together(
         [recording for _, recording, _ in lined_up],
         device=device,
@@ -178,8 +179,9 @@ def _point(
         yield {"impl": contender.impl, "m": m} | _measured(contender, weight, m, error, timing, ceiling)
 
 
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+def _failure(error: Exception) -> dict[str, Any]:
+    unavailable = isinstance(error, UnavailableError)
+    return {"error": str(error) if unavailable else f"{type(error).__name__}: {error}", "unavailable": unavailable}
 
 
 def _measured(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -165,16 +167,46 @@ def product(device: torch.device, words: Filter) -> Plan:
     )
 
 
+def _nearest(word: str, words: Iterable[str]) -> str:
+    return difflib.get_close_matches(word, list(words), n=1, cutoff=0.0)[0]
+
+
+def _check(name: str, every: Sequence[Plan], only: Filter) -> None:
+    """Refuses a filter with a value that no point of the suite has."""
+    problems = [problem for plan in every for problem in plan.problems]
+    filters: list[tuple[str, Sequence[Any], list[Any]]] = [
+        ("--shapes", [f"{n}x{k}" for n, k in only.shapes], [f"{p.n}x{p.k}" for p in problems]),
+        ("--m", only.tokens, sorted(m for plan in every for m in plan.tokens)),
+        ("--weights", only.weights, [p.label for p in problems]),
+        ("--groups", only.groups, sorted(p.types.group_size for p in problems)),
+        ("--activations", only.activations, [p.types.element_a for p in problems]),
+        ("--scale", only.scales, [p.types.element_scale for p in problems]),
+    ]
+    for parameter, wanted, found in filters:
+        allowed = list(dict.fromkeys(found))
+        for value in wanted:
+            if value in allowed:
+                continue
+            if isinstance(value, int):
+                nearest = min(allowed, key=lambda known: abs(known - value))
+            else:
+                nearest = _nearest(value, allowed)
+            words = f"{', '.join(map(str, allowed))} in suite {name}"
+            raise ArgumentError(explain(parameter, value, words, nearest))
+
+
 def plans(name: str, device: torch.device, only: Filter) -> list[Plan]:
     """Returns what to run of a suite.
 
     Raises:
-        ArgumentError: there is no such suite, or nothing of it is left.
+        ArgumentError: there is no such suite, a filter names what the suite has not, or nothing of it is left.
     """
     if name not in SUITES:
-        raise ArgumentError(explain("--suite", repr(name), ", ".join(SUITES)))
+        raise ArgumentError(explain("--suite", repr(name), ", ".join(SUITES), _nearest(name, SUITES)))
     chosen = []
-    for plan in SUITES[name](device):
+    every = SUITES[name](device)
+    _check(name, every, only)
+    for plan in every:
         narrowed = dataclasses.replace(
             plan,
             problems=[problem for problem in plan.problems if only.keeps(problem)],

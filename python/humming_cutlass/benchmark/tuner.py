@@ -16,7 +16,7 @@ from humming_cutlass import ops, planner, support, tune
 from humming_cutlass.benchmark.contenders import Call, HummingCutlass
 from humming_cutlass.benchmark.problem import Problem, RandomWeight, error_bound
 from humming_cutlass.benchmark.timing import SUSTAINED_FROM, rotation_bytes, time_calls
-from humming_cutlass.errors import ArgumentError, explain
+from humming_cutlass.errors import ArgumentError, UnsupportedError, explain
 
 __all__ = ["LEAST_GAIN", "Plan", "open_device", "parse_types", "run"]
 
@@ -76,12 +76,19 @@ def parse_types(text: str, *, n: int, k: int, element_a: str) -> Problem:
     """Returns the problem for `TYPE[:gSIZE|:channel][:floating][:SCALE]`, e.g. `float4_e2m1:g32:float8_e8m0`.
 
     Raises:
-        ArgumentError, UnsupportedError: the words do not make a format.
+        ArgumentError, UnsupportedError: the words do not make a format, or make one that no kernel computes.
     """
     dtype, *words = text.split(":")
     group_size, scale = -1, None
+    seen: dict[str, str] = {}
     for word in words:
-        if word.startswith("g") and word[1:].isdecimal() and len(word) < 10:
+        is_group = word.startswith("g") and word[1:].isdecimal() and len(word) < 10
+        kind = "group" if is_group or word == "channel" else "scale" if word in support.SCALE_TYPES else word
+        if kind in seen:
+            got = f"{text!r} with {seen[kind]} and {word}"
+            raise ArgumentError(explain("--types", got, "each of group, scale and floating once"))
+        seen[kind] = word
+        if is_group:
             group_size = int(word[1:])
         elif word in support.SCALE_TYPES:
             scale = word
@@ -93,6 +100,9 @@ def parse_types(text: str, *, n: int, k: int, element_a: str) -> Problem:
             )
             raise ArgumentError(explain("--types", repr(text), allowed, "int4:g128"))
     problem = Problem.create(n=n, k=k, element_a=element_a, weight=dtype, group_size=group_size, scale=scale)
+    # What no GPU computes need not wait for one.
+    if (reason := support.check_types(problem.types)) is not None:
+        raise UnsupportedError(reason)
     return dataclasses.replace(problem, label=text)
 
 

@@ -33,6 +33,7 @@ from humming_cutlass.build.toolchain import (
     find_toolchain,
     include_directories,
 )
+from humming_cutlass.config import integer
 
 __all__ = ["compile_kernels", "export_kernels", "kernel_key"]
 
@@ -462,9 +463,19 @@ def export_kernels(
         The path of the exported cubin by kernel name.
 
     Raises:
+        ArgumentTypeError: `directory` is no path, or `jobs` no integer.
+        ArgumentError: `directory` is empty, or `jobs` below 1.
         CacheError: the folder cannot be written.
         HummingError: as `compile_kernels`.
     """
+    given: object = directory
+    if not isinstance(given, (str, os.PathLike)):
+        got = f"{type(directory).__name__} {directory!r}"
+        raise errors.ArgumentTypeError(errors.explain("directory", got, "the path of a folder"))
+    if not os.fspath(directory):
+        raise errors.ArgumentError(errors.explain("directory", "an empty path", "the path of a folder", "."))
+    if jobs is not None and (jobs := integer(jobs, "jobs", "a number of at least 1")) < 1:
+        raise errors.ArgumentError(errors.explain("jobs", jobs, "a number of at least 1", 1))
     sources = list(sources)
     target = KernelCache(Path(directory).expanduser().absolute())
     # A folder that cannot be written must not cost minutes of compiling first.
