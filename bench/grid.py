@@ -65,6 +65,9 @@ def choose(kernels: list[GemmConfig], m: int, seed: int) -> planner.Choice:
 def check(types: TypeConfig, m: int, choice: planner.Choice, seed: int) -> dict[str, object]:
     """Runs one point and returns its row."""
     problem = testing.random_problem(types, m, SHAPE_N, SHAPE_K, device="cuda", seed=seed)
+    if choice.config.schedule.mainloop == support.SM90 and not problem.packed.scales_fit:
+        others = planner.schedules(types, ops.planner_device(0), mainloops=support.MAINLOOPS_FOR_ANY_TENSORS)
+        choice = choose(others, m, seed)
     out = torch.full((m, SHAPE_N), float("nan"), dtype=getattr(torch, types.element_d), device="cuda")
     ops.gemm(problem.a, problem.packed, out=out, config=choice.config, split_k=choice.split_k)
     weight = torch.from_numpy(

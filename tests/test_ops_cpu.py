@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from gemm_cases import CASES
-from humming_cutlass import layout, ops, planner, quantize, testing
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError
+from humming_cutlass import layout, ops, planner, quantize, support, testing
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 
 @pytest.mark.parametrize("element_a", ["float16", "bfloat16"])
@@ -409,3 +409,15 @@ def test_what_is_no_weight_on_a_gpu_has_no_kernels() -> None:
         ops.prepare([3])  # type: ignore[list-item]
     with pytest.raises(ArgumentTypeError, match="packed: got int; allowed: a PackedWeight"):
         layout.unpack(3)  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_would_round_the_weights_is_refused() -> None:
+    """float8_e5m2 leaves float16 no exponents for group scales: only mainloops that scale accumulators are exact."""
+    types = testing.make_types("float8_e5m2", k=64, element_a="float16", group_size=32)
+    weight = testing.random_problem(types, 2, 32, 64, seed=1).packed
+    device = planner.Device(arch="sm_90a", sm_count=132)
+    for config in planner.schedules(types, device, mainloops=[support.SM90]):
+        with pytest.raises(UnsupportedError, match=r"config: got a kernel of sm90_tma_.* for scales outside .* sm80_"):
+            ops._check_config(config, weight)
+    for config in planner.schedules(types, device, mainloops=support.MAINLOOPS_FOR_ANY_TENSORS):
+        ops._check_config(config, weight)

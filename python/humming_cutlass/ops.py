@@ -370,7 +370,7 @@ def _plan(weight: PackedWeight, config: GemmConfig) -> Any:
     if plan is None:
         from humming_cutlass import _C
 
-        _check_config(config, weight.types)
+        _check_config(config, weight)
         prepare([config])
         plan = weight.plans[config] = _C.GemmPlan(
             _kernels[config.name],
@@ -388,13 +388,18 @@ def _plan(weight: PackedWeight, config: GemmConfig) -> Any:
     return plan
 
 
-def _check_config(config: GemmConfig, types: TypeConfig) -> None:
+def _check_config(config: GemmConfig, weight: PackedWeight) -> None:
+    types = weight.types
     if not isinstance(config, GemmConfig):
         raise ArgumentTypeError(explain("config", type(config).__name__, "a GemmConfig"))
     if config.types != types:
         raise ArgumentError(explain("config", f"a kernel for {config.types}", f"one for the weight's {types}"))
     if reason := support.check(config):
         raise UnsupportedError(reason)
+    if config.schedule.mainloop == support.SM90 and not weight.scales_fit:
+        least, most = support.scale_range(types)
+        got = f"a kernel of {support.SM90} for scales outside {least:g} ... {most:g}, where its weights are exact"
+        raise UnsupportedError(explain("config", got, f"{', '.join(support.MAINLOOPS_FOR_ANY_TENSORS)}", support.SM80))
 
 
 def _bytes(x: Array) -> Array:
