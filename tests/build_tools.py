@@ -11,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from humming_cutlass import build
 
-__all__ = ["calls", "expected_cubin", "fake_nvcc", "kernel", "run_python"]
+__all__ = ["calls", "empty_cache", "expected_cubin", "fake_nvcc", "kernel", "run_python"]
 
 _SCRIPT = """#!/bin/sh
 case "$*" in
@@ -74,3 +76,13 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the folder of an empty cache; the compiler is a fake, and nothing of the machine's own is found."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("HUMMING_CUTLASS_CACHE_DIR", str(directory))
+    monkeypatch.setenv("CUDACXX", str(fake_nvcc(tmp_path)))
+    for name in ("HUMMING_CUTLASS_AOT_DIR", "HUMMING_CUTLASS_DISABLE_JIT", "HUMMING_CUTLASS_EXTRA_CUDA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    return directory
