@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from humming_cutlass.benchmark.contenders import FLOOR, PDL
 from humming_cutlass.errors import ArgumentError, explain
 
 __all__ = ["BEGIN", "END", "insert", "page", "pictures", "read_rows", "readme_table", "summary"]
@@ -31,13 +32,7 @@ _FIELDS = frozenset(
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
-OURS, PDL, HUMMING, CUBLAS, FLOOR = (
-    "humming_cutlass",
-    "humming_cutlass+pdl",
-    "humming",
-    "torch.matmul",
-    "streaming_floor",
-)
+OURS, HUMMING, CUBLAS = "humming_cutlass", "humming", "torch.matmul"
 _ORDER = (OURS, PDL, HUMMING, CUBLAS, "dequantize+torch.matmul", FLOOR)
 _LABELS = {
     CUBLAS: "cuBLAS on 16-bit weights",

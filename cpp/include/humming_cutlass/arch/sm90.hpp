@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/util.hpp>
 
 namespace humming_cutlass::arch {
@@ -11,7 +12,7 @@ namespace humming_cutlass::arch {
 /// Completion is counted in bytes by the transaction barrier.
 __device__ __forceinline__ void bulk_copy_evict_first(void const* source, void* target, uint64_t* barrier,
                                                       uint32_t bytes) {
-  constexpr uint64_t EvictFirst = 0x12F0000000000000;  // cute::TMA::CacheHintSm90::EVICT_FIRST
+  constexpr auto EvictFirst = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(cute::cast_smem_ptr_to_uint(target)),
