@@ -16,6 +16,7 @@ from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 TYPES = TypeConfig(element_a="float16", element_b="int4", element_d="float16", element_scale="float16", group_size=128)
 SM80 = ScheduleConfig(mainloop=support.SM80, tile_shape=(16, 64, 128), warp_shape=(16, 16), stage_count=4)
 SM90 = ScheduleConfig(mainloop=support.SM90, tile_shape=(64, 128, 128), warp_shape=(64, 64), stage_count=4)
+DECODE = ScheduleConfig(mainloop=support.SM90_DECODE, tile_shape=(8, 16, 8192), warp_shape=(8, 16), stage_count=2)
 
 #: Least that each operand type admits: bits of intB, bits of uintB with any zero point, X and Y of eXmY.
 TABLE = {
@@ -200,11 +201,13 @@ def test_check_of_an_sm80_schedule(schedule: dict[str, object], arch: str, sente
     assert (support.check(config) or "None").startswith(sentence)
 
 
+@pytest.mark.parametrize("schedule", [SM90, DECODE])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100a", "sm_120a"])
-def test_the_sm90_mainloop_is_only_for_sm90a(arch: str) -> None:
-    assert support.check(GemmConfig(types=TYPES, schedule=SM90, arch="sm_90a")) is None
-    reason = support.check(GemmConfig(types=TYPES, schedule=SM90, arch=arch))
-    assert reason == f"mainloop: got {support.SM90}; allowed: one that {arch} has; nearest supported: {support.SM80}"
+def test_the_sm90_mainloops_are_only_for_sm90a(arch: str, schedule: ScheduleConfig) -> None:
+    assert support.check(GemmConfig(types=TYPES, schedule=schedule, arch="sm_90a")) is None
+    reason = support.check(GemmConfig(types=TYPES, schedule=schedule, arch=arch))
+    name = schedule.mainloop
+    assert reason == f"mainloop: got {name}; allowed: one that {arch} has; nearest supported: {support.SM80}"
 
 
 @pytest.mark.parametrize(
@@ -232,8 +235,34 @@ def test_check_of_an_sm90_schedule(types: dict[str, object], schedule: dict[str,
     assert (support.check(config) or "None").startswith(f"{parameter}: got ")
 
 
-@pytest.mark.parametrize(("schedule", "arch"), [(SM80, "sm_80"), (SM90, "sm_90a")])
-@pytest.mark.parametrize("tile_k", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("schedule", "parameter"),
+    [
+        ({"tile_shape": (16, 16, 8192), "warp_shape": (16, 16)}, "tile_shape"),  # more of A than the registers hold
+        ({"tile_shape": (32, 16, 2048), "warp_shape": (32, 16)}, "tile_shape"),
+        ({"tile_shape": (0, 16, 4096)}, "tile_shape"),
+        ({"tile_shape": (8, 32, 4096)}, "tile_shape"),
+        ({"tile_shape": (8, 16, 1024)}, "tile_shape"),
+        ({"tile_shape": (8, 16, 16384)}, "tile_shape"),
+        ({"warp_shape": (8, 64)}, "warp_shape"),
+        ({"warp_shape": (16, 16)}, "warp_shape"),
+        ({"stage_count": 1}, "stage_count"),
+        ({"stage_count": 4}, "stage_count"),
+    ],
+)
+def test_check_of_a_decode_schedule(schedule: dict[str, object], parameter: str) -> None:
+    replaced = dataclasses.replace(DECODE, **schedule)  # type: ignore[arg-type]
+    config = GemmConfig(types=TYPES, schedule=replaced, arch="sm_90a")
+    assert (support.check(config) or "None").startswith(f"{parameter}: got ")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arch", "tile_k"),
+    [
+        *((schedule, arch, k) for schedule, arch in ((SM80, "sm_80"), (SM90, "sm_90a")) for k in (64, 128, 256)),
+        *((DECODE, "sm_90a", k) for k in (2048, 4096, 8192)),
+    ],
+)
 @pytest.mark.parametrize("stage_count", [40, 10**12])
 def test_the_nearest_number_of_stages_is_the_most_that_fit(
     schedule: ScheduleConfig, arch: str, tile_k: int, stage_count: int
@@ -291,7 +320,7 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-@pytest.mark.parametrize("schedule", [SM80, SM90])
+@pytest.mark.parametrize("schedule", [SM80, SM90, DECODE])
 def test_a_config_field_is_the_snake_case_of_its_alias(schedule: ScheduleConfig) -> None:
     """Every field but the mainloop, which is the kernel's template, has one alias; there is no other alias."""
     text = emitter.emit(GemmConfig(types=TYPES, schedule=schedule, arch="sm_90a")).text
