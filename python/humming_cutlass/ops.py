@@ -132,9 +132,13 @@ def gemm_host(a: Array, weight: PackedWeight, *, out: Array | None = None) -> Ar
     return _gemm_host(a, weight, out)
 
 
-def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
+def _check_packed(weight: PackedWeight) -> None:
     if not isinstance(weight, PackedWeight):
         raise ArgumentTypeError(explain("weight", type(weight).__name__, "a PackedWeight; layout.pack makes one"))
+
+
+def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
+    _check_packed(weight)
     _tensors.check_array(a, "a")
     types = weight.types
     check_activations(a, weight.data, types, weight.k)
@@ -482,11 +486,6 @@ def _rows_in_place(out: Array, n: int) -> Array | None:
 def _mainloops(weight: PackedWeight, *, aligned: bool) -> tuple[str, ...] | None:
     """Returns the mainloops that can take the tensors, or None where the planner is free."""
     return None if aligned and weight.scales_fit else support.MAINLOOPS_FOR_ANY_TENSORS
-
-
-def _check_packed(weight: PackedWeight) -> None:
-    if not isinstance(weight, PackedWeight):
-        raise ArgumentTypeError(explain("weight", type(weight).__name__, "a PackedWeight"))
 
 
 def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invariant: bool = False) -> planner.Choice:
