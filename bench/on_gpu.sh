@@ -7,7 +7,8 @@
 #   TYPES_ARGUMENTS="--weights int2,int3" EDGES_ARGUMENTS="--m 17" likewise
 #
 # Run from the repository's root. Works without a network: where .carry/wheels holds wheels, what the machine lacks is
-# installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel.
+# installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel;
+# where .carry/cutlass_example_55.so is what contenders/build.sh makes, it is timed too.
 # build installs into a folder of its own (.carry/site, kept between calls), not into the machine's Python.
 set -euo pipefail
 sections=${*:-build test grid bench}
@@ -27,6 +28,9 @@ export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 export HUMMING_CUTLASS_CACHE_DIR=${HUMMING_CUTLASS_CACHE_DIR:-$root/.carry/kernels}
 if [ -d "$root/.carry/cutlass" ]; then
   export HUMMING_CUTLASS_CUTLASS_DIR=$root/.carry/cutlass
+fi
+if [ -f "$root/.carry/cutlass_example_55.so" ]; then
+  export HUMMING_CUTLASS_EXAMPLE_55=$root/.carry/cutlass_example_55.so
 fi
 python=${PYTHON:-python3}
 

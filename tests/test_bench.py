@@ -162,6 +162,7 @@ def test_who_fails_is_a_row_and_the_others_are_timed(monkeypatch):
     [
         ("humming", "not importable"),
         ("streaming_floor", "needs a GPU"),
+        ("cutlass_example_55", "needs a GPU"),
         ("humming_cutlass+pdl", "needs a GPU"),
     ],
 )
@@ -257,7 +258,14 @@ def test_suites_hold_what_has_to_be_shown():
     (hopper,) = plans("hopper", CPU, Filter())
     assert len(hopper.problems) == 7
     assert list(hopper.tokens) == [1 << i for i in range(14)]
-    wanted = {"humming_cutlass", "humming_cutlass+pdl", "humming", "torch.matmul", "streaming_floor"}
+    wanted = {
+        "humming_cutlass",
+        "humming_cutlass+pdl",
+        "humming",
+        "torch.matmul",
+        "cutlass_example_55",
+        "streaming_floor",
+    }
     assert set(hopper.contenders) == wanted
     assert {(p.types.element_a, p.label, p.types.group_size) for p in hopper.problems} == {("bfloat16", "int4", 128)}
     (types,) = plans("hopper-types", CPU, Filter())

@@ -1,4 +1,4 @@
-"""Who is timed: this library, torch on an unquantized weight, dequantization followed by torch, Humming, a stream."""
+"""Who is timed: this library, torch on an unquantized weight, dequantization followed by torch, peers, a stream."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from humming_cutlass.errors import HummingError
 
 __all__ = [
     "CONTENDERS",
+    "EXAMPLE",
     "FLOOR",
     "PDL",
     "Contender",
@@ -33,6 +34,8 @@ FLOOR = "streaming_floor"
 """The contender that computes nothing: it reads the bytes of the packed weight."""
 PDL = "humming_cutlass+pdl"
 """The contender that uses programmatic dependent launch."""
+EXAMPLE = "cutlass_example_55"
+"""CUTLASS's own mixed-input GEMM for Hopper."""
 
 
 class UnavailableError(HummingError):
@@ -258,6 +261,14 @@ def _humming(weight: RandomWeight, rotation_bytes: int) -> Contender:
     return Humming(weight, rotation_bytes)
 
 
+def _example(weight: RandomWeight, rotation_bytes: int) -> Contender:
+    from humming_cutlass.benchmark.cutlass_example import CutlassExample
+
+    if weight.codes.device.type != "cuda":
+        raise UnavailableError(f"{EXAMPLE}: needs a GPU")
+    return CutlassExample(weight, rotation_bytes)
+
+
 def _floor(weight: RandomWeight, rotation_bytes: int) -> Contender:
     if weight.codes.device.type != "cuda":
         raise UnavailableError(f"{FLOOR}: needs a GPU")
@@ -272,6 +283,7 @@ CONTENDERS: dict[str, Callable[[RandomWeight, int], Contender]] = {
     HummingCutlass.impl: HummingCutlass,
     HummingCutlassPdl.impl: HummingCutlassPdl,
     "humming": _humming,
+    EXAMPLE: _example,
     TorchMatmul.impl: TorchMatmul,
     DequantizeMatmul.impl: DequantizeMatmul,
     FLOOR: _floor,

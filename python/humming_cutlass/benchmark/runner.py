@@ -7,7 +7,7 @@ import datetime
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Plan:
         tokens: the values of m.
         contenders: names from `CONTENDERS`.
         device: where to run.
+        limits: the values of m for which a contender is timed, for those that are not timed at all of them.
         suite: what the rows are for, see `suites`; empty where the user chose the points.
         repeats: measurements a point; the median is reported.
         bandwidth_gbps: memory bandwidth for the roofline; None takes a known one or measures it.
@@ -51,6 +52,7 @@ class Plan:
     tokens: Sequence[int]
     contenders: Sequence[str]
     device: torch.device
+    limits: Mapping[str, range] = dataclasses.field(default_factory=dict)
     suite: str = ""
     repeats: int = 5
     bandwidth_gbps: float | None = None
@@ -58,7 +60,11 @@ class Plan:
 
     def contenders_at(self, m: int) -> list[str]:
         """Returns who is timed for m tokens: where arithmetic limits, reading the weight and launching say nothing."""
-        return [name for name in self.contenders if name not in (FLOOR, PDL) or m < SUSTAINED_FROM]
+        return [
+            name
+            for name in self.contenders
+            if (name not in (FLOOR, PDL) or m < SUSTAINED_FROM) and (name not in self.limits or m in self.limits[name])
+        ]
 
     @property
     def points(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from humming_cutlass.benchmark.contenders import FLOOR, default_contenders
+from humming_cutlass.benchmark.contenders import EXAMPLE, FLOOR, default_contenders
 from humming_cutlass.benchmark.problem import Problem
 from humming_cutlass.benchmark.runner import Plan
 from humming_cutlass.errors import ArgumentError, explain
@@ -73,7 +73,16 @@ def _int4(shapes: Iterable[Shape]) -> list[Problem]:
 
 def _hopper(device: torch.device) -> list[Plan]:
     contenders = default_contenders(leave_out=["dequantize+torch.matmul"])
-    return [Plan(suite="hopper", problems=_int4(_SHAPES), tokens=_TOKENS, contenders=contenders, device=device)]
+    return [
+        Plan(
+            suite="hopper",
+            problems=_int4(_SHAPES),
+            tokens=_TOKENS,
+            contenders=contenders,
+            limits={EXAMPLE: range(16, 257)},
+            device=device,
+        )
+    ]
 
 
 def _hopper_types(device: torch.device) -> list[Plan]:
@@ -97,7 +106,7 @@ def _hopper_types(device: torch.device) -> list[Plan]:
                         global_scale=scale == "float8_e4m3",
                     )
                 )
-    contenders = default_contenders(leave_out=["dequantize+torch.matmul", "torch.matmul", FLOOR])
+    contenders = default_contenders(leave_out=["dequantize+torch.matmul", "torch.matmul", EXAMPLE, FLOOR])
     return [
         Plan(
             suite="hopper-types",
@@ -114,7 +123,7 @@ def _hopper_edges(device: torch.device) -> list[Plan]:
     every_m = [1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 4096, 16384]
     steps = [16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512]
     few_rows = [1, 16, 64, 256]
-    ours = default_contenders(leave_out=["dequantize+torch.matmul", "torch.matmul", "humming", FLOOR])
+    ours = default_contenders(leave_out=["dequantize+torch.matmul", "torch.matmul", "humming", EXAMPLE, FLOOR])
     peers = [*ours, "humming", "torch.matmul"]
     return [
         Plan(

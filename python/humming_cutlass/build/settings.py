@@ -23,6 +23,8 @@ ENVIRONMENT: dict[str, str] = {
     "`$XDG_CONFIG_HOME/humming_cutlass/tuning.json`, `~/.config/humming_cutlass/tuning.json`; `/dev/null`: none",
     "HUMMING_CUTLASS_PDL": "1: programmatic dependent launch on Hopper; only where no kernel before a call in its "
     "stream writes the weight, see docs/environment.md; default: off",
+    "HUMMING_CUTLASS_EXAMPLE_55": "for `bench`: the library that `bench/contenders/build.sh` makes of a CUTLASS peer; "
+    "default: that peer is left out",
     "CUDACXX": "the CUDA compiler; nothing else is searched",
     "CUDA_HOME": "the CUDA toolkit whose `bin/nvcc` is tried before `PATH`; `CUDA_PATH` is the same",
     "NVCC_CCBIN": "the host C++ compiler that nvcc uses, as nvcc reads it itself",
