@@ -76,10 +76,10 @@ _SM80_SCHEDULES = (
 
 # Tile shapes and the most stages, few tokens first. Few tokens: long k tiles, so that a stage is worth its barriers.
 # 192 rows deal out evenly where 128 leave a half-empty wave. Many tokens: the largest tile that the accumulators allow.
+# With those for few tokens, they are at most 8 kernels.
 _SM90_TILES = (
     ((16, 128, 256), 6),
     ((32, 128, 256), 5),
-    ((32, 192, 128), 6),
     ((64, 128, 256), 4),
     ((128, 128, 128), 5),
     ((128, 192, 128), 4),
@@ -87,14 +87,18 @@ _SM90_TILES = (
 )
 _SM90_MIN_STAGES = 3
 
-# Up to 8 tokens a warp holds its slice of A for 512 columns; wide weights leave room for the rings of 256.
-_DECODE_TILES = ((8, 16, 8192), (8, 16, 4096))
+# Up to 8 tokens a warp holds its slice of A for 512 columns, or for 256 where k is short, or where the rings of wide
+# weights leave no room for more.
+_DECODE_TILES = ((8, 16, 4096), (8, 16, 8192))
 _DECODE_RING_BYTES = 1 << 17
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
+_DECODE_MAX_STAGES = 3
 
 _MAX_SPLIT_K = 16
 _CLUSTER_SHARE = {2: 1.0, 3: 0.88, 4: 0.9, 5: 0.83, 6: 0.77, 7: 0.79, 8: 0.9}
 """Share of the SMs that clusters of a size fill at a time: a cluster lies within a GPC."""
+_MIN_TAIL_TILES = 8
+"""Shortest k range whose tiles of a last wave are split; MinTailTiles of scheduler/persistent.hpp."""
 _MIN_K_TILES = 4
 """Shortest k range of a split, in tiles: below it the pipeline never fills."""
 _MAX_PARTIAL_BYTES = 1 << 28
@@ -108,7 +112,7 @@ _DEQUANTIZED_WEIGHTS = 56.0
 """Weights an SM dequantizes per nanosecond, in the shadow of which the tensor cores work."""
 _FLOPS = 7000.0
 """Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
-_EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.68, 128: 0.9, 256: 0.97}
+_EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.74, 128: 0.85, 256: 0.93}
 """What of it wgmma reaches, by the tokens of a tile."""
 _SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.14, 64: 0.23}
 """What of it mma.sync reaches with weights dequantized in registers."""
@@ -120,9 +124,11 @@ _UNIT_NS = 1000.0
 """Storing a tile."""
 _DECODE_NS = 3700.0
 """A launch, filling the rings, and the sums at the end, of the kernel for few tokens."""
-_DECODE_WEIGHTS = 75.0
+_DECODE_WEIGHTS = 100.0
 """Weights an SM dequantizes and multiplies per nanosecond there."""
-_DECODE_ACTIVATION_BYTES = 60.0
+_DECODE_COLUMN_NS = 250.0
+"""What an atom row costs in addition for each further column of a warp."""
+_DECODE_ACTIVATION_BYTES = 44.0
 """Bytes of A an SM receives per nanosecond there, while it waits for them."""
 _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
@@ -154,14 +160,14 @@ def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
 
 
 def _decode_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
-    """Returns the kernel for few tokens, with the longest slabs whose rings fit; none before SM90."""
-    for tile in _DECODE_TILES:
+    """Returns the kernels for few tokens, those whose rings fit; none before SM90."""
+
+    def fitting(tile: tuple[int, int, int]) -> GemmConfig | None:
         wanted = _DECODE_RING_BYTES * 8 // (tile[1] * tile[2] * types.bits)
-        stages = range(min(max(wanted, 2), 4), 1, -1)
-        config = _fitting(types, arch, support.SM90_DECODE, tile, (tile[0], tile[1]), stages)
-        if config is not None:
-            return [config]
-    return []
+        stages = range(min(max(wanted, 2), _DECODE_MAX_STAGES), 1, -1)
+        return _fitting(types, arch, support.SM90_DECODE, tile, (tile[0], tile[1]), stages)
+
+    return [config for config in map(fitting, _DECODE_TILES) if config is not None]
 
 
 def schedules(types: TypeConfig, device: Device, *, mainloops: Collection[str] | None = None) -> list[GemmConfig]:
@@ -248,7 +254,7 @@ def choose(
     tokens = _INVARIANT_TOKENS if batch_invariant else m
     found = candidates(types, tokens, n, k, device, mainloops=mainloops)
     if batch_invariant:
-        found = [choice for choice in found if choice.split_k == 1]
+        found = [c for c in found if c.split_k == 1 and not support.shares_tokens(c.config.schedule)]
     if not found:
         takes = f"a mainloop that takes {tokens} tokens"
         raise UnsupportedError(explain("mainloops", ", ".join(mainloops or ()), takes, repr(support.SM80)))
@@ -288,7 +294,7 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
         return _decode_nanoseconds(config, m, n, k, device) / 1000
     resident = _ctas_per_sm(config)
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
-    waves = -(-units // (device.sm_count * resident))
+    waves, tail = _waves(choice, m, n, k, device)
     sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
     copy = tile_n * config.types.bits / 8 / _WEIGHT_BYTES + tile_m * 2 / _ACTIVATION_BYTES
     efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
@@ -297,16 +303,40 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
     nanoseconds = _LAUNCH_NS + waves * (columns * column * sharing + _UNIT_NS)
-    if choice.split_k > 1:
+    if choice.split_k > 1 or tail:
         mainloop = config.schedule.mainloop
         nanoseconds += _SPLIT_NS[mainloop] + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[mainloop]
     return nanoseconds / 1000
+
+
+def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[float, bool]:
+    """Returns the waves of a launch, and whether the last one is half of one.
+
+    Clusters that share A take pairs of tiles; pairs that would fill less than half of a last wave are split along k, as
+    scheduler/persistent.hpp has it.
+    """
+    config = choice.config
+    tile_m, tile_n, tile_k = config.schedule.tile_shape
+    tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
+    if config.schedule.mainloop != support.SM90 or choice.split_k > 1 or not support.shares_tokens(config.schedule):
+        units = tiles_m * tiles_n * choice.split_k
+        return float(-(-units // (device.sm_count * _ctas_per_sm(config)))), False
+    clusters = max(1, device.sm_count // 2)
+    pairs = tiles_m * -(-tiles_n // 2)
+    whole, rest = divmod(pairs, clusters)
+    tail = whole > 0 and 0 < 2 * rest <= clusters and -(-k // tile_k) >= _MIN_TAIL_TILES
+    return whole + (0.5 if tail else float(rest > 0)), tail
 
 
 def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
     """A CTA copies its atom rows at the memory's rate, and A once, or for every 8 atom rows where k is long."""
     rows = -(-n // ATOM_N)
     own = -(-rows // device.sm_count)
-    passes = 1 if k <= config.schedule.tile_shape[2] else -(-own // 8)
+    tile_k = config.schedule.tile_shape[2]
+    columns = -(-k * support.DECODE_WARPS // tile_k)  # of k, one a warp at a time
+    rounds = -(-columns // support.DECODE_WARPS)
     copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
-    return _DECODE_NS + max(copy, own * ATOM_N * k / _DECODE_WEIGHTS) + passes * m * k * 2 / _DECODE_ACTIVATION_BYTES
+    multiply = own * ATOM_N * k / _DECODE_WEIGHTS * rounds * support.DECODE_WARPS / columns
+    reload = own * (rounds - 1) * _DECODE_COLUMN_NS
+    passes = 1 if rounds == 1 else -(-own // 8)
+    return _DECODE_NS + max(copy, multiply) + reload + passes * m * k * 2 / _DECODE_ACTIVATION_BYTES

@@ -30,6 +30,7 @@ __all__ = [
     "compute_capability",
     "represents",
     "scale_range",
+    "shares_tokens",
     "smem_bytes",
 ]
 
@@ -215,6 +216,14 @@ def _smem_bytes_decode(schedule: ScheduleConfig, slab: int) -> int:
     sums = DECODE_WARPS * schedule.tile_shape[0] // 8 * 512
     rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 128) // sums))
     return _round_up(rings + rows * sums, 128)
+
+
+def shares_tokens(schedule: ScheduleConfig) -> bool:
+    """Returns whether CTAs of a cluster receive the tokens of a tile together: MaxSharing of the SM90 mainloop.
+
+    Such a launch may split k for the tiles of its last wave, even without `split_k`.
+    """
+    return schedule.mainloop == SM90 and schedule.tile_shape[0] >= 256
 
 
 def _round_up(value: int, multiple: int) -> int:

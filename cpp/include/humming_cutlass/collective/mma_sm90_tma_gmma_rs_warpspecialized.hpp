@@ -158,7 +158,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         arch::wait_on_dependent_grids();
         first = false;
       }
-      load_a(maps, shared, write, scheduler.sharing());
+      load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
     } while (write.advance(scheduler));
   }
 
@@ -221,9 +221,12 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         : args(arguments),
           shared(storage),
           scheduler(arguments),
-          at(scheduler),
-          lane(threadIdx.x % 32),
-          warp_row(threadIdx.x / 32) {
+          at(scheduler) {
+      // Volatile, or the compiler reads the register again, slowly, wherever it needs the lane.
+      uint32_t thread;
+      asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+      lane = int(thread % 32);
+      warp_row = int(thread / 32);
       if constexpr (!Grouped) {
         registers[0] = registers[1] = Dequant::prepare(1.f, 0.f);
       }
@@ -264,19 +267,33 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       registers[1] = Dequant::prepare(scale1, zero1);
     }
 
-    /// Converts batch `Batch` of the current stage.
+    /// Reads what batch `Batch` of the current stage begins with, early enough to be there for `convert`.
+    template <int Batch>
+    __device__ void fetch() {
+      fetch_step<Batch * BatchSteps>();
+    }
+
+    /// Takes the words and scales that change with k16 step `Step`.
+    template <int Step>
+    __device__ void fetch_step() {
+      if constexpr (Step % 4 == 0) {
+        load_words(Step / 4);
+      }
+      if constexpr (Grouped && Step * 16 % Groups::Granule == 0) {
+        if (Step == 0 ? (!Groups::TileDividesGroup || at.k_tile == at.work.k_begin || Groups::border(at.k_tile, 0))
+                      : Groups::border(at.k_tile, Step * 16)) {
+          load_scales(Step * 16);
+        }
+      }
+    }
+
+    /// Converts batch `Batch` of the current stage, after `fetch`.
     template <int Batch>
     __device__ void convert(uint32_t (&fragments)[BatchSteps][4]) {
       static_for<BatchSteps>([&](auto s) {
         constexpr int step = Batch * BatchSteps + s;
-        if constexpr (step % 4 == 0) {
-          load_words(step / 4);
-        }
-        if constexpr (Grouped && step * 16 % Groups::Granule == 0) {
-          if (step == 0 ? (!Groups::TileDividesGroup || at.k_tile == at.work.k_begin || Groups::border(at.k_tile, 0))
-                        : Groups::border(at.k_tile, step * 16)) {
-            load_scales(step * 16);
-          }
+        if constexpr (s > 0) {
+          fetch_step<step>();
         }
         static_for<4>(
             [&](auto i) { fragments[s][i] = Dequant::template convert<(step % 4) * 4 + i>(words, registers[i % 2]); });
@@ -302,17 +319,19 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     PipelineState read;
     int const lane = threadIdx.x % 32;
     int const sharing = ahead.scheduler.sharing();
-    auto const release = [&](int stage) {  // to every CTA that writes it
+    // To every CTA that writes the stage; where these are fewer than in other units, as many times to this one.
+    auto const release = [&](int stage, WorkUnit const& work) {
       __syncwarp();
       if (sharing == 1) {
         if (lane == 0) {
           EmptyBarrier::arrive(&shared.empty[stage]);
         }
       } else if (lane < MaxSharing) {
-        EmptyBarrier::arrive(&shared.empty[stage], uint32_t(lane), 1);
+        EmptyBarrier::arrive(&shared.empty[stage], work.split_k > 1 ? uint32_t(work.split) : uint32_t(lane), 1);
       }
     };
     ahead.begin_stage();
+    ahead.template fetch<0>();
     ahead.template convert<0>(tCrB[0]);
     int32_t const step = ahead.scheduler.step();
     for (int32_t index = ahead.scheduler.first(); index < ahead.scheduler.units(); index += step) {
@@ -337,10 +356,11 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
               ahead.begin_stage();
             }
           }
+          ahead.template fetch<next>();
           cute::warpgroup_wait<1>();
           if constexpr (batch == 0) {
             if (previous >= 0) {
-              release(previous);
+              release(previous, work);
             }
           }
           ahead.template convert<next>(tCrB[(batch + 1) % 2]);
@@ -351,7 +371,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       cute::warpgroup_wait<0>();
       static_for<Fragments>(
           [&](auto f) { static_for<4>([&](auto i) { cute::warpgroup_fence_operand(accumulators[f][i]); }); });
-      release(previous);
+      release(previous, work);
       epilogue(work, accumulators);
     }
   }

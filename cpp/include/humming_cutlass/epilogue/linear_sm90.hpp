@@ -28,9 +28,9 @@ struct LinearSm90 {
     alignas(16) uint8_t buffer[Mainloop::Warpgroups][BytesWarpgroup];
   };
 
-  /// Stores the chunks `first`, `first + step`, ... of the tile, whose sums are `accumulators[0 ...]`.
+  /// Stores the chunks of the tile that are this CTA's share, every `work.split_k`th; their sums are `accumulators[0 ...]`.
   __device__ static void store(GemmArguments const& args, WorkUnit const& work, Accumulator& accumulators,
-                               SharedStorage& shared, int first, int step) {
+                               SharedStorage& shared) {
     int const warpgroup = threadIdx.x / 128;
     int const warp = threadIdx.x / 32 % 4;
     int const lane = threadIdx.x % 32;
@@ -38,7 +38,7 @@ struct LinearSm90 {
     int32_t const n_begin = work.tile_n * TileShape::N + warpgroup * 64;
     scale(args, n_begin + warp * 16, lane, accumulators);
     static_for<Chunks>([&](auto c) {
-      int const chunk = first + c * step;
+      int const chunk = work.split + c * work.split_k;
       if (chunk >= Chunks) {
         return;
       }

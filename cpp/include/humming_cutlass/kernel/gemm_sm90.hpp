@@ -69,15 +69,11 @@ struct GemmSm90 {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
       arch::wait_on_dependent_grids();  // D and the workspace may be another kernel's
       Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
-        int first = 0;
-        int step = 1;
-        if (args.split_k > 1) {  // one unit of work a CTA: the stages are free
+        if (work.split_k > 1) {  // the CTA's last unit of work: the stages are free
           auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
           Reduction::reduce(reinterpret_cast<float4*>(shared.mainloop.stages), threadIdx.x, accumulators, sync);
-          first = work.split;
-          step = args.split_k;
         }
-        Epilogue::store(args, work, accumulators, shared.epilogue, first, step);
+        Epilogue::store(args, work, accumulators, shared.epilogue);
       });
       if (args.split_k > 1 || sharing > 1) {  // the others read this CTA's shared memory, or arrive at its barriers
         cute::cluster_arrive_relaxed();

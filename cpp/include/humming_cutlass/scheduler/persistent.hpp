@@ -8,42 +8,63 @@ namespace humming_cutlass {
 
 /// One unit of work.
 struct WorkUnit {
-  int32_t split;   ///< which part of its k range
-  int32_t tile_m;  ///< coordinate of the tile
+  int32_t split;    ///< which part of the tile's k range
+  int32_t split_k;  ///< parts of it, each with a CTA of the cluster
+  int32_t tile_m;   ///< coordinate of the tile
   int32_t tile_n;
   int32_t k_begin;  ///< k tiles [k_begin, k_end)
   int32_t k_end;
 };
 
-/// `MaxSharing` CTAs of a cluster take neighbouring tiles along n at the same time, unless the cluster splits k.
+/// Clusters of `MaxSharing` CTAs take neighbouring tiles along n at the same time, unless the cluster splits k.
+///
+/// Tiles that would fill less than half of a last wave are split along k instead, between the CTAs of a cluster: half a
+/// wave. They are the last work of their cluster.
 template <class TileShape, int MaxSharing>
 struct PersistentScheduler {
+  static constexpr int MinTailTiles = 8;  ///< k tiles that are worth the reduction
+
   int32_t tiles_m;
   int32_t tiles_n;  ///< where CTAs share: of groups of tiles
   int32_t k_tiles;
   int32_t split_k;
+  int32_t tail = 0;  ///< groups of tiles, the last ones, whose k ranges are split
 
   __device__ explicit PersistentScheduler(GemmArguments const& args)
       : tiles_m((args.m + TileShape::M - 1) / TileShape::M),
         tiles_n((args.n + TileShape::N * sharing(args) - 1) / (TileShape::N * sharing(args))),
         k_tiles((args.k + TileShape::K - 1) / TileShape::K),
-        split_k(args.split_k) {}
+        split_k(args.split_k) {
+    if (sharing() > 1 && k_tiles >= MinTailTiles) {
+      int32_t const rest = tiles_m * tiles_n % step();
+      tail = rest * sharing() <= step() ? rest : 0;
+    }
+  }
 
   __device__ static int sharing(GemmArguments const& args) {
     return MaxSharing == 1 || args.split_k > 1 ? 1 : MaxSharing;
   }
   __device__ int sharing() const { return MaxSharing == 1 || split_k > 1 ? 1 : MaxSharing; }
 
-  __device__ int32_t units() const { return tiles_m * tiles_n * split_k; }
+  __device__ int32_t units() const { return tiles_m * tiles_n * split_k + tail * (sharing() - 1); }
   __device__ int32_t first() const { return int32_t(blockIdx.x) / sharing(); }
   __device__ int32_t step() const { return int32_t(gridDim.x) / sharing(); }
 
-  /// Unit `index` of `units()`. Neighbours are the splits of one tile: they are a cluster.
+  /// Unit `index` of `units()`. Where a launch splits k, neighbours are the splits of one tile: they are a cluster.
   __device__ WorkUnit unit(int32_t index) const {
-    int32_t const split = index % split_k;
+    int32_t const rank = int32_t(blockIdx.x) % sharing();
+    int32_t const whole = tiles_m * tiles_n - tail;
+    if (MaxSharing > 1 && split_k == 1 && index >= whole) {
+      TileCoordinate const at = raster(whole + (index - whole) / MaxSharing, tiles_m, tiles_n);
+      return part(at.m, at.n * MaxSharing + (index - whole) % MaxSharing, rank, MaxSharing);
+    }
     TileCoordinate const at = raster(index / split_k, tiles_m, tiles_n);
-    return {split, at.m, at.n * sharing() + int32_t(blockIdx.x) % sharing(),
-            int32_t(int64_t(k_tiles) * split / split_k), int32_t(int64_t(k_tiles) * (split + 1) / split_k)};
+    return part(at.m, at.n * sharing() + rank, index % split_k, split_k);
+  }
+
+  __device__ WorkUnit part(int32_t tile_m, int32_t tile_n, int32_t split, int32_t parts) const {
+    return {split, parts, tile_m, tile_n, int32_t(int64_t(k_tiles) * split / parts),
+            int32_t(int64_t(k_tiles) * (split + 1) / parts)};
   }
 };
 

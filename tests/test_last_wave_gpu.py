@@ -1,0 +1,66 @@
+"""The last wave of a launch whose clusters share A: tiles that would fill less than half of it are split along k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
+
+from gpu_tools import bounds  # noqa: E402
+from humming_cutlass import ops, planner, support, testing  # noqa: E402
+from humming_cutlass.config import GemmConfig, TypeConfig  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+
+GROUPED = testing.make_types("int4", k=1024, element_a="bfloat16", group_size=128)
+CHANNEL = testing.make_types("uint6", k=1024, element_a="float16", group_size=-1, zero_point="integer")
+
+
+def _sharing(types: TypeConfig) -> GemmConfig:
+    (config,) = [c for c in planner.schedules(types, ops.planner_device(0)) if support.shares_tokens(c.schedule)]
+    return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> Iterator[None]:
+    ops.prepare([_sharing(GROUPED), _sharing(CHANNEL)])
+    with bounds():
+        yield
+
+
+def _clusters() -> int:
+    return ops.planner_device(0).sm_count // 2
+
+
+@pytest.mark.parametrize(
+    ("types", "k"), [(GROUPED, 896), (GROUPED, 1024), (GROUPED, 1152), (CHANNEL, 1000), (CHANNEL, 4096)]
+)
+@pytest.mark.parametrize("rest", ["one", "half", "more than half", "none"])
+@pytest.mark.parametrize("missing", [0, 24, 128 + 40], ids=lambda rows: f"{rows} rows fewer")
+def test_result(types: TypeConfig, k: int, rest: str, missing: int) -> None:
+    """Every number of pairs in the last wave, with a ragged last tile and with a last pair of one tile."""
+    clusters = _clusters()
+    pairs = clusters + {"one": 1, "half": clusters // 2, "more than half": clusters // 2 + 1, "none": 0}[rest]
+    config = _sharing(types)
+    tile_m, tile_n, _ = config.schedule.tile_shape
+    problem = testing.random_problem(types, tile_m - 9, pairs * 2 * tile_n - missing, k, device="cuda")
+    y = ops.gemm(problem.a, problem.weight, config=config)
+    problem.check(y)
+    testing.check_equal(ops.gemm(problem.a, problem.weight, config=config), y)
+
+
+def test_several_waves() -> None:
+    """Shared stages first, then the cluster's last unit without sharing; several rows of tiles."""
+    config = _sharing(GROUPED)
+    tile_m, tile_n, _ = config.schedule.tile_shape
+    pairs_n = (2 * _clusters() + 6) // 3
+    problem = testing.random_problem(GROUPED, 3 * tile_m, pairs_n * 2 * tile_n, 2048, device="cuda")
+    problem.check(ops.gemm(problem.a, problem.weight, config=config))
