@@ -52,9 +52,9 @@ def test_result(types: TypeConfig, k: int, rest: str, missing: int) -> None:
     config = _sharing(types)
     tile_m, tile_n, _ = config.schedule.tile_shape
     problem = testing.random_problem(types, tile_m - 9, pairs * 2 * tile_n - missing, k, device="cuda")
-    y = ops.gemm(problem.a, problem.weight, config=config)
+    y = ops.gemm(problem.a, problem.packed, config=config)
     problem.check(y)
-    testing.check_equal(ops.gemm(problem.a, problem.weight, config=config), y)
+    testing.check_equal(ops.gemm(problem.a, problem.packed, config=config), y)
 
 
 def test_several_waves() -> None:
@@ -63,4 +63,4 @@ def test_several_waves() -> None:
     tile_m, tile_n, _ = config.schedule.tile_shape
     pairs_n = (2 * _clusters() + 6) // 3
     problem = testing.random_problem(GROUPED, 3 * tile_m, pairs_n * 2 * tile_n, 2048, device="cuda")
-    problem.check(ops.gemm(problem.a, problem.weight, config=config))
+    problem.check(ops.gemm(problem.a, problem.packed, config=config))
