@@ -4,7 +4,8 @@
 
 Needs `ncu` (in PATH or $CUDA_HOME/bin) and the right to read performance counters. Caches are flushed before each
 launch and the clock is left alone. bfloat16 activations, int4 weights in groups of 128; kernels by the planner. A row
-holds the time, the achieved memory bandwidth, shares of the peaks in percent, and stall reasons as warps stalled for
+holds the time, the achieved memory bandwidth, shares of the peaks in percent (of the tensor cores by the
+counter's name), and stall reasons as warps stalled for
 each issued instruction, the largest first.
 """
 
@@ -116,12 +117,12 @@ def metrics(names: Sequence[str], units: Sequence[str], row: Sequence[str]) -> d
         for name, value in sorted(values.items(), key=lambda item: -item[1])
         if name.startswith(STALL) and name.endswith("_per_issue_active.ratio") and value >= 0.05
     }
-    tensor = [v for name, v in values.items() if "pipe_tensor" in name and "pct_of_peak_sustained_active" in name]
+    tensor = {n: round(v, 1) for n, v in values.items() if "pipe_tensor" in n and "pct_of_peak_sustained_active" in n}
     return {
         "us": values.get(TIME),
         "dram_gbps": round(values[DRAM_RATE], 1) if DRAM_RATE in values else None,
         **{key: values.get(name) for key, name in SHARES.items()},
-        "tensor_pct": max(tensor, default=None),
+        "tensor_pct": tensor,
         "stalled_per_issue": stalls,
     }
 

@@ -39,7 +39,7 @@ def test_table(counters: Any) -> None:
     assert first["us"] == pytest.approx(9.5)
     assert first["dram_gbps"] == pytest.approx(4200)
     assert first["dram_pct"] == 91.5
-    assert first["tensor_pct"] == 12.5
+    assert first["tensor_pct"] == {"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": 12.5}
     assert list(first["stalled_per_issue"].items()) == [("long_scoreboard", 3.5), ("wait", 0.75)]
     assert second["us"] == pytest.approx(45)
     assert list(second["stalled_per_issue"]) == ["barrier", "long_scoreboard", "wait"]

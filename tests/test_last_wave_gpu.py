@@ -41,26 +41,34 @@ def _clusters() -> int:
 
 
 @pytest.mark.parametrize(
-    ("types", "k"), [(GROUPED, 896), (GROUPED, 1024), (GROUPED, 1152), (CHANNEL, 1000), (CHANNEL, 4096)]
+    ("types", "k", "rest", "missing"),
+    [
+        (GROUPED, 896, "half", 24),  # too short to split
+        (GROUPED, 1024, "one", 0),
+        (GROUPED, 1024, "half", 128 + 40),
+        (GROUPED, 1152, "half", 24),
+        (GROUPED, 1152, "more than half", 24),
+        (CHANNEL, 1000, "none", 0),
+        (CHANNEL, 1000, "half", 128 + 40),
+        (CHANNEL, 1000, "one", 24),
+    ],
 )
-@pytest.mark.parametrize("rest", ["one", "half", "more than half", "none"])
-@pytest.mark.parametrize("missing", [0, 24, 128 + 40], ids=lambda rows: f"{rows} rows fewer")
 def test_result(types: TypeConfig, k: int, rest: str, missing: int) -> None:
     """Every number of pairs in the last wave, with a ragged last tile and with a last pair of one tile."""
     clusters = _clusters()
     pairs = clusters + {"one": 1, "half": clusters // 2, "more than half": clusters // 2 + 1, "none": 0}[rest]
     config = _sharing(types)
     tile_m, tile_n, _ = config.schedule.tile_shape
-    problem = testing.random_problem(types, tile_m - 9, pairs * 2 * tile_n - missing, k, device="cuda")
+    problem = testing.random_problem(types, pairs * tile_m - 9, 2 * tile_n - missing, k, device="cuda")
     y = ops.gemm(problem.a, problem.packed, config=config)
     problem.check(y)
     testing.check_equal(ops.gemm(problem.a, problem.packed, config=config), y)
 
 
 def test_several_waves() -> None:
-    """Shared stages first, then the cluster's last unit without sharing; several rows of tiles."""
+    """Shared stages first, then the cluster's last unit without sharing; several columns of tiles."""
     config = _sharing(GROUPED)
     tile_m, tile_n, _ = config.schedule.tile_shape
-    pairs_n = (2 * _clusters() + 6) // 3
-    problem = testing.random_problem(GROUPED, 3 * tile_m, pairs_n * 2 * tile_n, 2048, device="cuda")
+    pairs_m = (2 * _clusters() + 6) // 3
+    problem = testing.random_problem(GROUPED, pairs_m * tile_m, 3 * 2 * tile_n, 1024, device="cuda")
     problem.check(ops.gemm(problem.a, problem.packed, config=config))
