@@ -61,6 +61,7 @@ class GemmPlan {
   std::shared_ptr<Kernel> const& kernel() const { return kernel_; }
 
  private:
+  driver::TensorMap const& map_of_a(Matrix const& a, KernelTraits const& traits) const;
   driver::TensorMap encode_a(Matrix const& a, KernelTraits const& traits) const;
   driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words,
                                   KernelTraits const& traits) const;
