@@ -444,9 +444,13 @@ def tensor_maps():
     assert last_map().stride == 400
     plan(kernel(box_m=8), element_a="bfloat16").run(FakeTensor((2, K), BFLOAT16), d_of(2), 0)
     assert (last_map().type, last_map().box1) == (9, 8)
-    raises(
-        ArgumentError, lambda: bound.run(a_of(2, strides=(201, 1)), d_of(2), 0), "row stride of 201", "multiple of 8"
-    )
+    for _ in range(2):  # a map that cannot be is not kept
+        raises(
+            ArgumentError,
+            lambda: bound.run(a_of(2, strides=(201, 1)), d_of(2), 0),
+            "row stride of 201",
+            "multiple of 8",
+        )
     raises(ArgumentError, lambda: bound.run(a_of(2, strides=(0, 1)), d_of(2), 0), "row stride of 0")
     raises(ArgumentError, lambda: bound.run(a_of(2, offset=2), d_of(2), 0), "a: got a data pointer", "16-byte aligned")
 
@@ -457,13 +461,53 @@ def tensor_maps_of_the_weight():
     count = fake.fake_maps()
     bound.run(a_of(33), d_of(33), 0)
     assert fake.fake_maps() == count + 3
-    bound.run(a_of(33), d_of(33), 0)
+    other = FakeTensor((33, K), FLOAT16, offset=16)
+    bound.run(other, d_of(33), 0)
     assert fake.fake_maps() == count + 4, "the weight's maps are made once"
     scales = map_back(2)
     assert (scales.extent0, scales.extent1, scales.stride) == (GROUPS * 4, 3, GROUPS * 32)
     assert (scales.box0, scales.box1, scales.type, scales.swizzle) == (GROUPS * 4, 8, 8, 0)
     words = map_back(3)
     assert (words.extent0, words.extent1, words.stride, words.box0) == (256, 3, 2048, 64)
+
+
+def tensor_maps_that_are_known():
+    """A map is made anew where anything that it says has changed, and only there."""
+    bound, same = plan(kernel(box_m=32)), plan(kernel(box_m=32))
+    other_box, other_type = plan(kernel(box_m=8)), plan(kernel(box_m=32), element_a="bfloat16")
+    a, d = a_of(33), d_of(33)
+    bound.run(a, d, 0)
+    count = fake.fake_maps()
+
+    def maps_of(plan_, a):
+        before = fake.fake_maps()
+        plan_.run(a, d_of(a.shape[0]), 0)
+        assert last_launch().arguments.a == a.pointer
+        return fake.fake_maps() - before
+
+    assert (maps_of(bound, a), maps_of(same, a)) == (0, 0)
+    assert fake.fake_maps() == count
+    assert maps_of(other_box, a) == 1
+    assert last_map().box1 == 8
+    assert maps_of(bound, a) == 1
+    fewer, wider, short = (FakeTensor((1, K), FLOAT16) for _ in range(3))
+    for view, shape, strides in ((fewer, (32, K), (K, 1)), (wider, (33, K), (208, 1)), (short, (33, K), (K, 1))):
+        view.base, view.shape, view.strides = a.base, shape, strides
+    assert (maps_of(bound, fewer), last_map().extent1) == (1, 32)
+    assert (maps_of(bound, wider), last_map().stride) == (1, 416)
+    short.element = BFLOAT16
+    assert (maps_of(other_type, short), last_map().type) == (1, 9)
+    narrow = plan(
+        kernel(box_m=32), k=192, groups=3, b=FakeTensor((3, 3, 128), INT32), scale=FakeTensor((3, 3, 16), FLOAT16)
+    )
+    wider.shape, wider.strides = (33, 192), (K, 1)
+    bound.run(a, d, 0)
+    assert (maps_of(narrow, wider), last_map().extent0) == (1, 192)
+    counts = []
+    thread = threading.Thread(target=lambda: counts.extend((maps_of(narrow, wider), maps_of(narrow, wider))))
+    thread.start()
+    thread.join()
+    assert counts == [1, 0], "threads share none"
 
 
 def workspaces():
@@ -572,8 +616,8 @@ def threads():
     assert fake.fake_launches() == 400
 
 
-def call():
-    """Tensors of a type with the C exchange API: torch's own functions, on host memory that claims to be a GPU's."""
+def exchange_api():
+    """Returns the address of torch's own functions, but with host memory that claims to be a GPU's."""
     import torch
 
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -581,8 +625,15 @@ def call():
     get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     fake.fake_exchange.restype = fake.fake_later_exchange.restype = ctypes.c_void_p
     fake.fake_exchange.argtypes = (ctypes.c_void_p,)
+    return fake.fake_exchange(get_pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"))
+
+
+def call():
+    """Tensors of a type with the C exchange API."""
+    import torch
+
     name = b"dlpack_exchange_api"
-    api = fake.fake_exchange(get_pointer(torch.Tensor.__dlpack_c_exchange_api__, name))
+    api = exchange_api()
 
     class Cuda(torch.Tensor):
         __dlpack_c_exchange_api__ = new_capsule(api, name, None)
@@ -629,6 +680,248 @@ def call():
         assert last_launch().arguments.b == pointer
 
 
+def launches():
+    """A call like one before is nothing but a launch; whatever differs from it is left to others."""
+    import torch
+
+    class Subclass(torch.Tensor):
+        pass
+
+    torch.Tensor.__dlpack_c_exchange_api__ = new_capsule(exchange_api(), b"dlpack_exchange_api", None)
+    b, scale = torch.zeros(3, 4, 128, dtype=torch.int32), torch.zeros(3, GROUPS, 16, dtype=torch.float16)
+    bound = plan(kernel(box_m=16), b=b, scale=scale, element_d="float32")
+    allocated = []
+
+    def anywhere(shape, **options):
+        allocated.append("anywhere")
+        if shape[0] == 13:
+            raise MemoryError("no memory")
+        return torch.empty(shape, **options)
+
+    def on_current_device(shape, strides, dtype):
+        allocated.append("current")
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    def make(on_current_device):
+        return _C.Launches(
+            tensor_type=torch.Tensor,
+            weight=(b, scale, None),
+            grad_enabled=torch.is_grad_enabled,
+            empty=anywhere,
+            empty_on_current_device=on_current_device,
+        )
+
+    def remember(known, a, split_k=1, invariant=False):
+        shape = (*a.shape[:-1], N)
+        layout = (shape, torch.empty(shape).stride(), torch.float32)
+        known.remember(a, invariant, bound, split_k, layout, {"dtype": torch.float32, "device": a.device})
+
+    known = make(on_current_device)
+    a = torch.zeros(2, 5, K, dtype=torch.float16)
+    assert known.call(a, False) is None
+    remember(known, a, 2)
+    remember(known, a, 3)
+    assert len(known) == 1
+    references = [sys.getrefcount(x) for x in (a, b, bound, torch.float32, known)]
+    for current in (False, True, True):
+        if current:
+            fake.cuCtxPushCurrent_v2(0xC0)
+        d = known.call(a, False)
+        assert (tuple(d.shape), d.dtype, d.is_contiguous(), type(d)) == ((2, 5, N), torch.float32, True, torch.Tensor)
+        found = last_launch()
+        assert (found.stream, found.context) == (0xABC0, 0xC0)
+        assert (found.arguments.a, found.arguments.d) == (a.data_ptr(), d.data_ptr())
+        assert (found.arguments.m, found.arguments.stride_a, found.arguments.stride_d) == (10, K, N)
+        assert found.arguments.split_k == 2, "a launch that is known stays as it is"
+        if current:
+            fake.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    assert allocated == ["anywhere", "current", "current"]
+    fake.cuCtxPushCurrent_v2(0xC1)
+    known.call(a, False)
+    assert allocated[-1] == "anywhere", "another device is current"
+    fake.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    without = make(None)
+    remember(without, a)
+    without.call(a, False)
+    assert allocated[-1] == "anywhere"
+    del d
+
+    done, counted = fake.fake_launches(), len(allocated)
+    memory = torch.zeros(10 * K + 1, dtype=torch.float16)
+    for other in (
+        a[:1],
+        a.view(10, K),
+        a.bfloat16(),
+        a.to("meta"),
+        torch.zeros(5, 2, K, dtype=torch.float16).transpose(0, 1),
+        memory[1:].view(2, 5, K),
+        a.clone().requires_grad_(),
+        torch.nn.Parameter(a, requires_grad=False),
+        a.as_subclass(Subclass),
+        a.numpy(),
+        torch.zeros((), dtype=torch.float16),
+        torch.zeros((1,) * 8 + (K,), dtype=torch.float16),
+        None,
+        3,
+    ):
+        assert known.call(other, False) is None, other
+    assert known.call(a, True) is None, "a launch that need not be invariant"
+    assert (fake.fake_launches(), len(allocated)) == (done, counted)
+    with torch.no_grad():
+        assert known.call(a.clone().requires_grad_(), False) is not None
+    with torch.inference_mode():
+        assert known.call(a, False).is_inference()
+    remember(known, a, 1, invariant=True)
+    known.call(a, True)
+    assert last_launch().arguments.split_k == 1
+
+    remember(known, a[0, :1], 9)
+    raises(ArgumentError, lambda: known.call(a[0, :1], False), "split_k: got 9")
+    many = torch.zeros(13, K, dtype=torch.float16)
+    remember(known, many)
+    raises(MemoryError, lambda: known.call(many, False), "no memory")
+    remember(known, torch.zeros((1,) * 8 + (K,), dtype=torch.float16))  # more axes than a launch may have
+    assert len(known) == 4
+    raises(ArgumentTypeError, lambda: _C.Launches(int, (), print, print, None), "__dlpack_c_exchange_api__")
+
+    for _ in range(100):
+        known.call(a, False)
+    # `bound` is held once more by each shape.
+    after = [sys.getrefcount(x) for x in (a, b, bound, torch.float32, known)]
+    assert after[0] == references[0]
+    assert after[2] - references[2] == 4
+    assert max(abs(after[i] - references[i]) for i in (1, 3, 4)) < 20, "a call must not keep references"
+
+    # A single row whose length is no multiple of 8 still has a stride that tensor maps can take.
+    odd = plan(
+        kernel(box_m=16),
+        k=17,
+        groups=1,
+        b=torch.zeros(3, 1, 128, dtype=torch.int32),
+        scale=torch.zeros(3, 1, 16, dtype=torch.float16),
+    )
+    row = torch.zeros(1, 17, dtype=torch.float16)
+    known.remember(row, False, odd, 1, ((1, N), (N, 1), torch.float16), {})
+    known.call(row, False)
+    assert last_launch().arguments.stride_a == 24
+
+
+def module_calls():
+    """A layer that is called launches and nothing more, unless something is to happen before, after or instead."""
+    import copy
+    import pickle
+
+    import torch
+
+    from humming_cutlass import ops
+    from humming_cutlass.layer import HummingLayer
+
+    torch.Tensor.__dlpack_c_exchange_api__ = new_capsule(exchange_api(), b"dlpack_exchange_api", None)
+    torch.set_grad_enabled(False)
+    through_forward = []
+    original = HummingLayer.forward
+
+    class Subclass(HummingLayer):
+        def forward(self, x, out=None):
+            through_forward.append("subclass")
+            return super().forward(x, out)
+
+    x = torch.randn(2, K).half()
+
+    def make(kind=HummingLayer):
+        layer = kind(N, K, "int4", torch_dtype=torch.float16)
+        layer.load_from_unquantized(torch.randn(N, K))
+        layer.transform()
+        bound = plan(groups=layer.scale.shape[1], b=layer.data, scale=layer.scale)
+        options = {"dtype": torch.float16, "device": x.device}
+        ops._launches(layer._packed).remember(x, False, bound, 1, ((2, N), (N, 1), torch.float16), options)
+        return layer
+
+    def launched(call, *arguments, **options):
+        before = fake.fake_launches()
+        through_forward.clear()
+        result = call(*arguments, **options)
+        assert tuple(result.shape) == (2, N)
+        return fake.fake_launches() - before
+
+    layer = make()
+    profiled = []
+    sys.setprofile(lambda frame, event, _: profiled.append(frame.f_code.co_name) if event == "call" else None)
+    layer(x)
+    sys.setprofile(None)
+    assert "__call__" in profiled
+    assert not {"_call_impl", "forward"} & set(profiled), "the short way must be gone"
+    assert launched(layer, x) == launched(layer.forward, x) == launched(layer, x=x) == launched(layer, x, None) == 1
+    assert launched(ops.gemm, x, layer._packed) == 1
+    raises(TypeError, layer)
+    raises(TypeError, lambda: layer(x, None, None))
+    raises(ArgumentTypeError, lambda: layer(None), "a: got NoneType")
+
+    seen = []
+    modules = torch.nn.modules.module
+    for register in (
+        layer.register_forward_hook,
+        layer.register_forward_pre_hook,
+        modules.register_module_forward_hook,
+        modules.register_module_forward_pre_hook,
+    ):
+        handle = register(lambda module, *_: seen.append(module))
+        assert launched(layer, x) == 1
+        assert seen == [layer], register
+        handle.remove()
+        seen.clear()
+    other = torch.ones(2, N)
+    with_kwargs = layer.register_forward_hook(
+        lambda module, args, kwargs, result: (seen.append((args, kwargs)), other)[1], with_kwargs=True
+    )
+    assert layer(x=x) is other
+    assert seen == [((), {"x": x})]
+    with_kwargs.remove()
+    with torch.enable_grad():
+        for register in (layer.register_full_backward_hook, modules.register_module_full_backward_hook):
+            handle = register(lambda *_: None)
+            sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name))
+            layer(x)
+            sys.setprofile(None)
+            assert "setup_output_hook" in seen or "_call_impl" in seen, register
+            handle.remove()
+            seen.clear()
+
+    layer.forward = lambda *_: other
+    assert layer(x) is other
+    del layer.forward
+    layer._compiled_call_impl = lambda *_: other
+    assert layer(x) is other
+    layer._compiled_call_impl = None
+    assert launched(layer, x) == 1
+    HummingLayer.forward = lambda *_: other
+    assert layer(x) is other
+    HummingLayer.forward = original
+    child = make(Subclass)
+    assert (launched(child, x), through_forward) == (1, ["subclass"])
+
+    # Other tensors than those of the launch, or another way to multiply: none of them is on a GPU.
+    replaced = {"data": layer.data.clone()}
+    assert launched(torch.func.functional_call, layer, replaced, (x,)) == 0
+    assert launched(layer, x) == 0, "the buffers have changed once more"
+    layer = make()
+    assert launched(layer, x) == 1
+    layer.batch_invariant = True
+    assert launched(layer, x) == 0
+    layer.batch_invariant = False
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert launched(twin, x) == 0
+        assert torch.equal(twin(x), ops.gemm_host(x, layer._packed))
+    assert launched(layer, x) == 1
+    limit, ops._PLAN_LIMIT = ops._PLAN_LIMIT, 0
+    assert len(ops._launches(layer._packed)) == 0, "shapes without end must not fill the memory"
+    ops._PLAN_LIMIT = limit
+    layer = make()
+    layer.scale = layer.scale.clone()
+    assert launched(layer, x) == 0
+    raises(Exception, lambda: HummingLayer(N, K, "int4")(x), "a layer that is not transformed")
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -641,6 +934,7 @@ SCENARIOS = {
         grids,
         tensor_maps,
         tensor_maps_of_the_weight,
+        tensor_maps_that_are_known,
         dependent_launches,
         workspaces,
         workspaces_of_streams_with_one_handle,
@@ -648,6 +942,8 @@ SCENARIOS = {
         capture,
         threads,
         call,
+        launches,
+        module_calls,
     )
 }
 

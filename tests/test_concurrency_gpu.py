@@ -86,6 +86,40 @@ def _late(stream: Any, a: torch.Tensor, fresh: torch.Tensor, call: Callable[[], 
     return result
 
 
+def test_results_are_kept_for_a_recorded_stream() -> None:
+    """A result that another stream still reads must not be given to the next call, on the short way either."""
+    problem = _problem(1)
+    side = torch.cuda.Stream()
+    for _ in range(2):  # the second call is a launch and nothing more
+        result = ops.gemm(problem.a, problem.packed)
+    expected = result.clone()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(FIFTY_MS_CYCLES)
+        copy = torch.empty_like(result)
+        copy.copy_(result)
+    address = result.data_ptr()
+    result.record_stream(side)
+    del result
+    later = [ops.gemm(problem.a * 0, problem.packed) for _ in range(8)]
+    assert address not in [x.data_ptr() for x in later]
+    torch.cuda.synchronize()
+    testing.check_equal(copy, expected)
+
+
+def test_layers_on_a_device_that_is_not_current() -> None:
+    """The result is made where the weight is, not on the current device."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    problem = _problem(1, device="cuda:1")
+    results = [ops.gemm(problem.a, problem.packed) for _ in range(3)]
+    with torch.cuda.device(1):
+        results += [ops.gemm(problem.a, problem.packed) for _ in range(2)]
+    assert [x.device.index for x in results] == [1] * 5
+    for x in results[1:]:
+        testing.check_equal(x, results[0])
+
+
 @pytest.mark.parametrize("m", [1, 64, 300])
 def test_g3b_the_call_is_on_the_current_stream(m: int) -> None:
     """A launch on any other stream would read the activations before they are written."""

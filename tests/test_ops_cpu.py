@@ -234,6 +234,25 @@ class _FakePlan:
         return ops.gemm_host(a, self.weight)
 
 
+class _FakeLaunches(dict[tuple[Any, ...], tuple[_FakePlan, int]]):
+    """Stands for `_C.Launches`, which runtime_scenarios.py tests: what is unusual goes the long way."""
+
+    def remember(
+        self, a: torch.Tensor, invariant: bool, plan: _FakePlan, split_k: int, layout: Any, options: Any
+    ) -> None:
+        shape, strides, dtype = layout
+        result = torch.empty(shape, **options)
+        assert shape == (*a.shape[:-1], plan.weight.n)
+        assert (result.stride(), result.dtype, result.device) == (strides, dtype, a.device)
+        self.setdefault((a.shape, invariant), (plan, split_k))
+
+    def call(self, a: torch.Tensor, invariant: bool) -> torch.Tensor | None:
+        found = self.get((a.shape, invariant))
+        if found is None or not a.is_contiguous() or a.data_ptr() % 16 != 0 or a.requires_grad:
+            return None
+        return found[0].call(a, found[1])
+
+
 @pytest.fixture(params=["sm80_cpasync_multistage", "sm90_tma_any"])
 def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], _FakePlan]:
     """The CUDA path of `ops` with fake kernels; returns the plan of each weight."""
@@ -263,6 +282,7 @@ def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(planner, "choose", choose)
     monkeypatch.setattr(ops, "planner_device", lambda index: None)
     monkeypatch.setattr(ops, "_plan", plan)
+    monkeypatch.setattr(ops, "_launches", lambda weight: weight.plans.setdefault("launches", _FakeLaunches()))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))

@@ -417,13 +417,13 @@ def test_weights_that_share_some_tensors() -> None:
 # --- Time on the host ---
 
 
-class _Plan:
-    """Stands for a launch plan that takes no time."""
+class _Launches:
+    """Stands for launches that take no time."""
 
     def __init__(self, result: torch.Tensor) -> None:
         self.result = result
 
-    def call(self, a: torch.Tensor, split_k: int) -> torch.Tensor:
+    def call(self, a: torch.Tensor, batch_invariant: bool) -> torch.Tensor:
         return self.result
 
 
@@ -442,9 +442,8 @@ def test_python_adds_little_to_a_launch() -> None:
     layer, x = _layer(), _inputs(1)
     weight = layer._packed
     assert weight is not None
-    plan = _Plan(layer(x))
-    weight.plans[x.shape] = ops._Ready(plan, 1, torch.Tensor)  # as after the first call on a GPU
-    launch = _microseconds(lambda: plan.call(x, 1))
+    launches = weight.plans["launches"] = _Launches(layer(x))  # as after the first call on a GPU
+    launch = _microseconds(lambda: launches.call(x, False))
     times = {
         "ops.gemm": _microseconds(lambda: ops.gemm(x, weight)),
         "HummingLayer.forward": _microseconds(lambda: layer.forward(x)),

@@ -5,4 +5,5 @@ NB_MODULE(_C, module) {
   module.doc() = "Host functions and the CUDA runtime of humming_cutlass.";
   humming_cutlass::bind_host(module);
   humming_cutlass::bind_cuda(module);
+  humming_cutlass::bind_launches(module);
 }

@@ -36,8 +36,8 @@ inline std::string qualified_name(nb::handle object) {
       nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__qualname__")));
 }
 
-/// The exchange API of an object's type, or null where the type has none that this library reads.
-inline dlpack::ExchangeApi const* exchange_api(nb::handle object) {
+/// The exchange API of a type of tensors, or null where the type has none that this library reads.
+inline dlpack::ExchangeApi const* exchange_api_of(PyTypeObject* type) {
   struct Known {
     PyTypeObject* type;
     dlpack::ExchangeApi const* api;
@@ -46,7 +46,6 @@ inline dlpack::ExchangeApi const* exchange_api(nb::handle object) {
   // type cannot come to lie at a remembered address.
   static thread_local std::array<Known, 4> cache{};
   static thread_local unsigned next = 0;
-  PyTypeObject* const type = Py_TYPE(object.ptr());
   for (Known const& known : cache) {
     if (known.type == type) {
       return known.api;
@@ -76,6 +75,10 @@ inline dlpack::ExchangeApi const* exchange_api(nb::handle object) {
   Py_XDECREF(reinterpret_cast<PyObject*>(slot.type));
   slot = {type, api};
   return api;
+}
+
+inline dlpack::ExchangeApi const* exchange_api(nb::handle object) {
+  return exchange_api_of(Py_TYPE(object.ptr()));
 }
 
 /// A tensor argument: a view that is borrowed for the length of a call, or owned for longer.
@@ -332,6 +335,11 @@ inline void check_dense(TensorArgument const& tensor, char const* parameter, std
   }
 }
 
+/// A single row has no stride; this one satisfies every kernel.
+inline int64_t stride_of_single_row(int64_t columns) {
+  return (columns + 7) / 8 * 8;
+}
+
 /// Reads a tensor (..., columns) as a matrix, inner stride 1. Leading axes are flattened, which needs them evenly spaced;
 /// axes of extent 1 may have any stride. Rows of an input may coincide (expand), rows of an output may not overlap.
 inline Matrix as_matrix(TensorArgument const& tensor, char const* parameter, Element element, int device,
@@ -353,8 +361,7 @@ inline Matrix as_matrix(TensorArgument const& tensor, char const* parameter, Ele
   for (int i = 0; i < view.ndim - 1; ++i) {
     rows *= view.shape[i];
   }
-  // A single row has no stride; this one satisfies every kernel.
-  int64_t stride = (columns + 7) / 8 * 8;
+  int64_t stride = stride_of_single_row(columns);
   if (rows == 0) {
     return {nullptr, 0, stride};
   }

@@ -166,12 +166,15 @@ DeviceState const& device_state(int ordinal) {
   return *made;
 }
 
-ContextScope::ContextScope(DeviceState const& state) {
-  Functions const& f = functions();
+bool is_current(DeviceState const& state) {
   Context current = nullptr;
-  check(f.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
-  if (current != state.context) {
-    check(f.cuCtxPushCurrent(state.context), "cuCtxPushCurrent");
+  check(functions().cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+  return current == state.context;
+}
+
+ContextScope::ContextScope(DeviceState const& state) {
+  if (!is_current(state)) {
+    check(functions().cuCtxPushCurrent(state.context), "cuCtxPushCurrent");
     pushed_ = true;
   }
 }

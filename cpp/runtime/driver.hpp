@@ -154,6 +154,9 @@ inline constexpr int kMaxDevices = 64;
 /// The state of a device, made on first use. Thread-safe. Throws ArgumentError for an ordinal that does not exist.
 DeviceState const& device_state(int ordinal);
 
+/// Whether the primary context of a device is current: what this thread allocates without saying where lies there.
+bool is_current(DeviceState const& state);
+
 int attribute(DeviceAttribute which, Device device);
 
 /// The driver's handle of a device. Throws ArgumentError for an ordinal that does not exist. Makes no context.

@@ -1,5 +1,6 @@
 """The compiled extension: host functions and the CUDA runtime. Importing it opens no library and touches no GPU."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -200,4 +201,88 @@ class GemmPlan:
 
         Needs a tensor type with `__dlpack_c_exchange_api__`. `Tensor.record_stream` has no effect on the result: use
         `run` for an output that other streams will read.
+        """
+
+class Launches:
+    """What calls with one packed weight came to, by the shape of a: the next one like them is nothing but a launch."""
+
+    def __init__(
+        self,
+        tensor_type: type,
+        weight: tuple[Any, ...],
+        grad_enabled: Callable[[], bool],
+        empty: Callable[..., Any],
+        empty_on_current_device: Callable[..., Any] | None,
+    ) -> None:
+        """Keeps what the extension must know of the framework.
+
+        Args:
+            tensor_type: the type of activations and results, torch.Tensor; any other goes the long way.
+            weight: the weight's tensors, for `ModuleCall`.
+            grad_enabled: torch.is_grad_enabled.
+            empty: torch.empty; called with a shape and the `options` of `remember`.
+            empty_on_current_device: allocates on the current CUDA device, from shape, strides and dtype; None where the
+                framework has no such function.
+
+        Raises:
+            ArgumentTypeError: `tensor_type` has no `__dlpack_c_exchange_api__` that lends tensors.
+        """
+
+    def __len__(self) -> int: ...
+    def remember(
+        self,
+        a: _CudaTensor,
+        batch_invariant: bool,
+        plan: GemmPlan,
+        split_k: int,
+        layout: tuple[tuple[int, ...], tuple[int, ...], Any],
+        options: dict[str, Any],
+    ) -> None:
+        """Keeps the launch of a call, unless one for its shape is known.
+
+        Args:
+            a: the activations.
+            batch_invariant: whether the call was; such calls have launches of their own.
+            plan: what was launched.
+            split_k: as `GemmPlan.run` was given it.
+            layout: shape, strides and dtype of the result.
+            options: its dtype and device.
+        """
+
+    def call(self, a: _Tensor, batch_invariant: bool) -> _Tensor | None:
+        """Returns the result of a call like one before, or None.
+
+        None is for an a of another shape, type or device, and one that is not contiguous and 16-byte aligned or that
+        requires a gradient.
+
+        Raises:
+            ArgumentError, LaunchError: as `GemmPlan.run`. What the allocation raises is passed on.
+        """
+
+class ModuleCall:
+    """Calls of a torch.nn.Module that holds a packed weight as `_packed`."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        absent: tuple[str, ...],
+        empty: tuple[str, ...],
+        hooks: tuple[dict[Any, Any], ...],
+        buffers: tuple[str, ...],
+    ) -> None:
+        """Keeps what tells that a call comes to nothing but `forward`, and `forward` to nothing but a launch.
+
+        Args:
+            forward: the class's own `forward`; a subclass or a patch may have another.
+            absent: attributes that the module itself must not have.
+            empty: its dicts that must be empty.
+            hooks: other dicts that must be empty.
+            buffers: the names of the weight's tensors, which must be those of the launches.
+        """
+
+    def call(self, module: Any, arguments: tuple[Any, ...], /) -> Any:
+        """Returns the result of `module(*arguments)` where that is a known launch and nothing else, or None.
+
+        Raises:
+            ArgumentError, LaunchError: as `Launches.call`.
         """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from humming_cutlass import layout, ops, quantize, torch_ops
+from humming_cutlass import _C, layout, ops, quantize, torch_ops
 from humming_cutlass.config import TypeConfig, WeightConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
 
@@ -22,6 +22,7 @@ _LOADED = ("codes", "scale", "zero", "bias", "global_scale")
 
 # Looked up once: a call takes microseconds.
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _gemm_eager = ops.gemm_eager
 
 
@@ -185,6 +186,15 @@ class HummingLayer(torch.nn.Module):
         if self.device.type == "cuda":
             ops.prepare(ops.kernels(packed, batch_invariant=self.batch_invariant), progress=progress)
         self._adopt(packed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `forward` as every module does, hooks included; with none of them around it, the launch alone."""
+        # Python and torch's own way from here to the launch would take as long as the launch.
+        if not kwargs and not _is_dynamo_compiling():
+            result = _call_launch(self, args)
+            if result is not None:
+                return result
+        return super().__call__(*args, **kwargs)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns x @ weight^T + bias, (..., shape_n) in `output_dtype`.
@@ -386,3 +396,19 @@ class HummingLayer(torch.nn.Module):
         packed = layout.PackedWeight(types=self.types, n=self.shape_n, k=self.shape_k, **tensors)
         packed.check_values()
         return packed
+
+
+_hooks = torch.nn.modules.module
+# What `torch.nn.Module.__call__` looks at before it calls `forward`.
+_call_launch = _C.ModuleCall(
+    forward=HummingLayer.forward,
+    absent=("forward", "_compiled_call_impl"),
+    empty=("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    hooks=(
+        _hooks._global_forward_hooks,
+        _hooks._global_forward_pre_hooks,
+        _hooks._global_backward_hooks,
+        _hooks._global_backward_pre_hooks,
+    ),
+    buffers=_PACKED,
+).call

@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def gemm(
     """Returns activations times a packed weight, (..., n).
 
     For inference: no gradient is computed, and an input that asks for one is refused. On a CUDA device the call is put
-    on torch's current stream; give `out` where the result will be passed to `Tensor.record_stream`.
+    on torch's current stream.
 
     Args:
         a: activations (..., k) in `weight.types.element_a`, on the weight's device. Rows with inner stride 1 are read
@@ -84,22 +84,12 @@ def gemm_eager(
 ) -> Array:
     """Does what `gemm` does, at once, and never adds to a graph."""
     if out is None and config is None and split_k is None and isinstance(weight, PackedWeight):
-        # The way of every call but the first of its shape: nothing but the launch, which makes its own checks.
-        shape = getattr(a, "shape", None)
-        ready = None
-        if batch_invariant is False:
-            ready = weight.plans.get(shape)
-        elif batch_invariant is True:
-            ready = weight.plans.get((_INVARIANT, shape))
-        if ready is not None:
-            plan, ready_split_k, tensor = ready
-            if (
-                type(a) is tensor
-                and a.is_contiguous()
-                and a.data_ptr() % 16 == 0
-                and not (a.requires_grad and _grad_enabled())
-            ):
-                return plan.call(a, ready_split_k)
+        # The way of every call but the first of its shape: nothing but the launch.
+        launches = weight.plans.get(_LAUNCHES)
+        if launches is not None and isinstance(batch_invariant, bool):
+            result = launches.call(a, batch_invariant)
+            if result is not None:
+                return result
     _check(a, weight, out)
     if not isinstance(batch_invariant, bool):
         raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
@@ -412,15 +402,37 @@ def _bytes(x: Array) -> Array:
 
 
 _INVARIANT = "batch_invariant"
-"""Marks the keys of `PackedWeight.plans` that are for batch-invariant calls."""
+"""Marks the key of `PackedWeight.plans` that is for batch-invariant calls."""
 
 
-class _Ready(NamedTuple):
-    """A launch for activations of one shape, kept in `PackedWeight.plans` under it, or under (_INVARIANT, shape)."""
+_LAUNCHES = "launches"
+"""The key of `PackedWeight.plans` for what calls came to; the extension reads it there."""
 
-    plan: Any
-    split_k: int
-    tensor: type
+
+def _launches(weight: PackedWeight) -> Any:
+    """Returns the launches of a weight, or None where torch has no C exchange API, before 2.10."""
+    import torch
+
+    from humming_cutlass import _C
+
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        return None
+    launches = weight.plans.get(_LAUNCHES)
+    if launches is not None and len(launches) > _PLAN_LIMIT:
+        weight.plans.clear()
+        launches = None
+    if launches is None:
+        # The allocator of the code that torch.compile writes: no dispatch, no parsing of arguments. Not every build of
+        # torch has it.
+        guards = getattr(torch._C._dynamo, "guards", None)
+        launches = weight.plans[_LAUNCHES] = _C.Launches(
+            tensor_type=torch.Tensor,
+            weight=(weight.data, weight.scale, weight.zero, weight.bias, weight.global_scale),
+            grad_enabled=torch.is_grad_enabled,
+            empty=torch.empty,
+            empty_on_current_device=getattr(guards, "_empty_strided_cuda", None),
+        )
+    return launches
 
 
 def _gemm_cuda(
@@ -448,12 +460,12 @@ def _gemm_cuda(
         plan = _plan(weight, config)
         with torch.cuda.device(a.device):
             plan.run(rows, result, torch.cuda.current_stream(a.device).cuda_stream, split_k)
-        usual = a.is_contiguous() and a.data_ptr() % 16 == 0  # what `gemm` insists on before it uses the plan
-        if planned and usual and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-            if len(weight.plans) > _PLAN_LIMIT:
-                weight.plans.clear()
-            key = (_INVARIANT, a.shape) if batch_invariant else a.shape
-            weight.plans[key] = _Ready(plan, split_k, torch.Tensor)
+        usual = type(a) is torch.Tensor and a.is_contiguous() and a.data_ptr() % 16 == 0
+        if planned and usual and (launches := _launches(weight)) is not None:
+            shape = (*a.shape[:-1], weight.n)
+            strides = torch.empty(shape, device="meta").stride()
+            options = {"dtype": result.dtype, "device": result.device}
+            launches.remember(a, batch_invariant, plan, split_k, (shape, strides, result.dtype), options)
     if out is None:
         return result.reshape((*a.shape[:-1], weight.n))
     if target is None:
