@@ -6,6 +6,7 @@
 #include "humming_cutlass/collective/mma_sm90_tma_gmma_rs_warpspecialized.hpp"
 #include "humming_cutlass/epilogue/cluster_split_k.hpp"
 #include "humming_cutlass/epilogue/linear_sm90.hpp"
+#include "humming_cutlass/epilogue/stream_k.hpp"
 
 namespace humming_cutlass::kernel {
 
@@ -14,6 +15,7 @@ struct GemmSm90 {
   using Mainloop = collective::MmaSm90TmaGmmaRsWarpSpecialized<Config>;
   using Epilogue = epilogue::LinearSm90<Mainloop, typename Config::ElementD>;
   using Reduction = epilogue::ClusterSplitK<Epilogue::Chunks, Epilogue::ChunkFragments, Mainloop::ConsumerThreads>;
+  using StreamK = epilogue::StreamK<Mainloop::Fragments, Mainloop::ConsumerThreads>;
   using TileShape = typename Config::TileShape;
 
   struct SharedStorage {
@@ -69,8 +71,20 @@ struct GemmSm90 {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
       arch::wait_on_dependent_grids();  // D and the workspace may be another kernel's
       Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
+        auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
+        if constexpr (Mainloop::MaxSharing == 1) {
+          if (args.split_k == 0) {
+            typename Mainloop::Scheduler const scheduler(args);
+            if (work.k_end < scheduler.k_tiles) {
+              StreamK::leave(args, threadIdx.x, accumulators, sync);
+              return;
+            }
+            if (work.k_begin > 0) {
+              StreamK::collect(args, threadIdx.x, scheduler.stream_owner(), accumulators, sync);
+            }
+          }
+        }
         if (work.split_k > 1) {  // the CTA's last unit of work: the stages are free
-          auto const sync = [] { cutlass::arch::NamedBarrier::sync(Mainloop::ConsumerThreads, Mainloop::Warpgroups); };
           Reduction::reduce(reinterpret_cast<float4*>(shared.mainloop.stages), threadIdx.x, accumulators, sync);
         }
         Epilogue::store(args, work, accumulators, shared.epilogue);
