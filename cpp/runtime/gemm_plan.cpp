@@ -184,10 +184,12 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     throw ArgumentError("split_k", std::to_string(split_k), "1: this kernel, for few rows, takes the whole of k");
   }
   int64_t const k_tiles = ceil_div(weight_.k, traits.tile_k);
-  if (split_k < 1 || split_k > k_tiles) {
+  bool const can_stream = traits.persistent != 0 && traits.cluster_split_k != 0 && traits.cluster_size == 1;
+  bool const streams = split_k == 0 && can_stream;
+  if (!streams && (split_k < 1 || split_k > k_tiles)) {
     throw ArgumentError("split_k", std::to_string(split_k),
                         "1 to " + std::to_string(k_tiles) + ", the tiles of " + std::to_string(traits.tile_k) +
-                            " along k " + std::to_string(weight_.k));
+                            " along k " + std::to_string(weight_.k) + (can_stream ? ", or 0, stream-k" : ""));
   }
   bool const in_cluster = traits.cluster_split_k != 0 && split_k > 1;
   int64_t const cluster_size = in_cluster ? split_k : traits.cluster_size;
@@ -196,7 +198,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
                         "1 to " + std::to_string(kPortableClusterSize) + ", the CTAs of a cluster");
   }
   int64_t const n_tiles = ceil_div(weight_.n, traits.tile_n);
-  int64_t const m_tiles_max = (kMaxGrid - cluster_size + 1) / (n_tiles * split_k);
+  int64_t const m_tiles_max = (kMaxGrid - cluster_size + 1) / (n_tiles * (streams ? k_tiles : split_k));
   int64_t const m_tiles = ceil_div(m, traits.tile_m);
   if (m_tiles > m_tiles_max || m > kMaxGrid) {
     throw ArgumentError("m", std::to_string(m),
@@ -204,7 +206,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
                             std::to_string(weight_.n) + " and split_k " + std::to_string(split_k));
   }
   int64_t const tiles = m_tiles * n_tiles;
-  int64_t grid = round_up(tiles * split_k, cluster_size);
+  int64_t grid = round_up(tiles * (streams ? k_tiles : split_k), cluster_size);
   if (traits.persistent != 0 && !in_cluster) {
     // One CTA per SM at most; clusters are whole, so the SMs that do not fill one stay idle.
     int64_t const resident = device.sm_count / traits.cluster_size * traits.cluster_size;
@@ -230,9 +232,10 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.split_k = split_k;
 
   driver::ContextScope scope(device);
-  if (split_k > 1 && !in_cluster) {
-    int64_t const floats = tiles * split_k * traits.tile_m * traits.tile_n;
-    Workspace const scratch = workspace(device, stream, size_t(floats), size_t(tiles));
+  if (streams || (split_k > 1 && !in_cluster)) {
+    int64_t const parts = streams ? grid : tiles * split_k;
+    int64_t const floats = parts * traits.tile_m * traits.tile_n;
+    Workspace const scratch = workspace(device, stream, size_t(floats), size_t(streams ? grid : tiles));
     arguments.ptr_partial = scratch.partial;
     arguments.ptr_counter = scratch.counters;
   }

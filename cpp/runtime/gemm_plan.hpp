@@ -46,8 +46,9 @@ class GemmPlan {
   GemmPlan(std::shared_ptr<Kernel> kernel, GemmWeight const& weight, Element element_a, Element element_d);
 
   /// Puts D = A * W^T on `stream`: one launch, no synchronization. `a.rows` == `d.rows` == m; m == 0 launches nothing.
+  /// `split_k` CTAs share the k range of an output tile; 0 is stream-k, for kernels that have it.
   ///
-  /// Throws ArgumentError for an m whose grid the GPU cannot take, a split_k outside 1 .. ceil(k / tile_k), and an A that
+  /// Throws ArgumentError for an m whose grid the GPU cannot take, a split_k outside 0 or 1 .. ceil(k / tile_k), and an A that
   /// the kernel's copy engine cannot address; LaunchError where the driver refuses.
   void run(Matrix const& a, Matrix const& d, driver::Stream stream, int split_k);
 

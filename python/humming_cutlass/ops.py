@@ -55,7 +55,8 @@ def gemm(
         weight: a packed weight.
         out: where to write the result, (..., n) in `weight.types.element_d`; returned. Memory outside it is untouched.
         config: the kernel to use on a CUDA device; None lets the planner choose.
-        split_k: CTAs that share the k range of an output tile, with `config`; None lets the planner choose, or 1.
+        split_k: CTAs that share the k range of an output tile, with `config`; None lets the planner choose, or 1. 0 is
+            stream-k, of the SM90 mainloop: the k ranges of all tiles, one after the other, dealt out evenly.
         batch_invariant: whether a row of the result must have the same bits however many rows `a` has. One kernel then
             serves every number of rows, so that some are slower; the CPU multiplies row by row.
 

@@ -58,7 +58,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A kernel and how many CTAs share the k range of an output tile."""
+    """A kernel and how many CTAs share the k range of an output tile; 0 is stream-k, see `ops.gemm`."""
 
     config: GemmConfig
     split_k: int
@@ -78,7 +78,7 @@ _SM80_SCHEDULES = (
 # 192 rows deal out evenly where 128 leave a half-empty wave. Many tokens: the largest tile that the accumulators allow.
 # With those for few tokens, they are at most 8 kernels.
 _SM90_TILES = (
-    ((16, 128, 256), 6),
+    ((16, 128, 256), 4),
     ((32, 128, 256), 5),
     ((64, 128, 256), 4),
     ((128, 128, 128), 5),
@@ -132,6 +132,10 @@ _DECODE_ACTIVATION_BYTES = 44.0
 """Bytes of A an SM receives per nanosecond there, while it waits for them."""
 _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
+_STREAM_NS = 1900.0
+"""Waiting for the sums of others in stream-k."""
+_STREAM_WAVES = 2
+"""Waves of tiles from which on stream-k is not looked at: the last one matters little."""
 _PARTIAL_BYTES = {support.SM80: 20.0, support.SM90: 60.0}
 """Bytes of partial sums an SM writes and reads per nanosecond."""
 
@@ -278,7 +282,9 @@ def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> Itera
     most = min(-(-k // tile_k) // _MIN_K_TILES, _MAX_SPLIT_K, _MAX_PARTIAL_BYTES // partial)
     if config.schedule.mainloop == support.SM90:
         fitting = {size: int(device.sm_count * share) // size for size, share in _CLUSTER_SHARE.items()}
-        return [1] + [size for size, count in fitting.items() if size <= most and tiles <= count]
+        found = [1] + [size for size, count in fitting.items() if size <= most and tiles <= count]
+        evenly = support.streams(config.schedule) and tiles < _STREAM_WAVES * device.sm_count
+        return [*found, 0] if evenly and tiles * -(-k // tile_k) >= _MIN_K_TILES * device.sm_count else found
     return range(1, max(1, min(most, device.sm_count * _ctas_per_sm(config) // tiles)) + 1)
 
 
@@ -292,14 +298,13 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     tile_m, tile_n, tile_k = config.schedule.tile_shape
     if config.schedule.mainloop == support.SM90_DECODE:
         return _decode_nanoseconds(config, m, n, k, device) / 1000
+    if choice.split_k == 0:
+        return _stream_nanoseconds(config, m, n, k, device) / 1000
     resident = _ctas_per_sm(config)
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
     waves, tail = _waves(choice, m, n, k, device)
     sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
-    copy = tile_n * config.types.bits / 8 / _WEIGHT_BYTES + tile_m * 2 / _ACTIVATION_BYTES
-    efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
-    multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
-    column = max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS)
+    column = _column_nanoseconds(config)
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
     nanoseconds = _LAUNCH_NS + waves * (columns * column * sharing + _UNIT_NS)
@@ -307,6 +312,25 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
         mainloop = config.schedule.mainloop
         nanoseconds += _SPLIT_NS[mainloop] + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[mainloop]
     return nanoseconds / 1000
+
+
+def _column_nanoseconds(config: GemmConfig) -> float:
+    """Returns what a tile takes for each column of k: the longest of copying, multiplying and dequantizing."""
+    tile_m, tile_n, _ = config.schedule.tile_shape
+    copy = tile_n * config.types.bits / 8 / _WEIGHT_BYTES + tile_m * 2 / _ACTIVATION_BYTES
+    efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
+    multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
+    return max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS)
+
+
+def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
+    """All CTAs take the same number of k tiles; a tile's sums pass through memory where its k range is cut."""
+    tile_m, tile_n, tile_k = config.schedule.tile_shape
+    tiles = -(-m // tile_m) * -(-n // tile_n)
+    own = -(-(tiles * -(-k // tile_k)) // device.sm_count)
+    stored = -(-tiles // device.sm_count) + 1
+    partial = 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[support.SM80]
+    return _LAUNCH_NS + own * tile_k * _column_nanoseconds(config) + stored * _UNIT_NS + _STREAM_NS + partial
 
 
 def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[float, bool]:

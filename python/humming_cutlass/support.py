@@ -31,6 +31,7 @@ __all__ = [
     "represents",
     "scale_range",
     "shares_tokens",
+    "streams",
     "smem_bytes",
 ]
 
@@ -224,6 +225,11 @@ def shares_tokens(schedule: ScheduleConfig) -> bool:
     Such a launch may split k for the tiles of its last wave, even without `split_k`.
     """
     return schedule.mainloop == SM90 and schedule.tile_shape[0] >= 256
+
+
+def streams(schedule: ScheduleConfig) -> bool:
+    """Returns whether a kernel has stream-k, `split_k` 0."""
+    return schedule.mainloop == SM90 and not shares_tokens(schedule)
 
 
 def _round_up(value: int, multiple: int) -> int:

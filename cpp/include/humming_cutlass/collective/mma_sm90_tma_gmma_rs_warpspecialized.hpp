@@ -1,4 +1,4 @@
-/// Mainloop for SM90: TMA copies by a producer thread, weights dequantized in registers, wgmma.
+/// Mainloop for SM90: TMA copies by one or two producer threads, weights dequantized in registers, wgmma.
 ///
 /// As everywhere, the instruction's operand A is the weight, the user's B, and comes from registers; its operand B is the
 /// user's A, in shared memory as TMA writes it. Each consumer warpgroup owns 64 weight rows and all tokens of the tile.
@@ -57,6 +57,9 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< rows of a TMA box of A
   using Scheduler = PersistentScheduler<TileShape, MaxSharing>;
 
+  /// Threads that issue copies. With few tokens a stage is over sooner than one thread issues the next one's.
+  static constexpr int Producers = TileShape::M <= 64 ? 2 : 1;
+
   static constexpr int BytesBlockA = TileShape::M * 128;  ///< 64 columns of A: one TMA box
   static constexpr int BytesA = AtomColumns * BytesBlockA;
   static constexpr int BytesAtom = Atom::Words * 4;
@@ -104,7 +107,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
   __device__ static void initialize(SharedStorage& shared, int sharing) {
     for (int s = 0; s < StageCount; ++s) {
-      FullBarrier::init(&shared.full[s], 1);
+      FullBarrier::init(&shared.full[s], Producers);
       EmptyBarrier::init(&shared.empty[s], Warpgroups * 4 * sharing);
     }
     cutlass::arch::fence_barrier_init();
@@ -140,29 +143,35 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
   };
 
-  /// The producer thread: fills stages until the work is done. What lies beyond an edge arrives as zeros.
+  /// A producer thread: fills its part of the stages until the work is done. What lies beyond an edge arrives as zeros.
   ///
-  /// The first copy of B goes out before the kernels that this one depends on are complete: B is a constant. More of B
-  /// before A would only delay A.
+  /// B is a constant: its first copy goes out before the kernels that this one depends on are complete.
+  template <bool TakesA, bool TakesB>
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
     Scheduler const scheduler(args);
     Position write(scheduler);
     if (!write.valid(scheduler)) {
       return;
     }
-    bool first = true;
+    [[maybe_unused]] bool first = true;
     do {
       EmptyBarrier::wait(&shared.empty[write.state.stage], write.state.phase ^ 1);
-      load_b(maps, shared, write);
-      if (first) {
-        arch::wait_on_dependent_grids();
-        first = false;
+      FullBarrier::arrive_and_expect_tx(&shared.full[write.state.stage],
+                                        (TakesA ? BytesA : 0) + (TakesB ? BytesB + BytesScale + BytesZero : 0));
+      if constexpr (TakesB) {
+        load_b(maps, shared, write);
       }
-      load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
+      if constexpr (TakesA) {
+        if (first) {
+          arch::wait_on_dependent_grids();
+          first = false;
+        }
+        load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
+      }
     } while (write.advance(scheduler));
   }
 
-  /// Announces the bytes of a stage and starts the copies of B, scales and zero points.
+  /// Starts the copies of B, scales and zero points.
   __device__ static void load_b(TensorMaps const& maps, SharedStorage& shared, Position const& at) {
     // A weight that one token tile covers is read once.
     constexpr auto Pass =
@@ -170,7 +179,6 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
     uint64_t* const full = &shared.full[at.state.stage];
     int32_t const atom_row = at.work.tile_n * AtomRows;
-    FullBarrier::arrive_and_expect_tx(full, BytesA + BytesB + BytesScale + BytesZero);
     static_for<AtomColumns / BoxColumns>([&](auto c) {
       cute::SM90_TMA_LOAD_2D::copy(&maps.b, full, Pass, stage + BytesA + c * BytesBoxB,
                                    (at.k_tile * AtomColumns + c * BoxColumns) * (BytesAtom / 8), atom_row);
@@ -218,10 +226,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     typename Dequant::Registers registers[2];  ///< rows lane/4 and lane/4 + 8
 
     __device__ Dequantizing(GemmArguments const& arguments, SharedStorage& storage)
-        : args(arguments),
-          shared(storage),
-          scheduler(arguments),
-          at(scheduler) {
+        : args(arguments), shared(storage), scheduler(arguments), at(scheduler) {
       // Volatile, or the compiler reads the register again, slowly, wherever it needs the lane.
       uint32_t thread;
       asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -1,4 +1,4 @@
-/// Device entry point of the SM90 GEMM: persistent CTAs, one producer thread, one to four consumer warpgroups.
+/// Device entry point of the SM90 GEMM: persistent CTAs, one or two producer threads, one to four consumer warpgroups.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -65,7 +65,9 @@ struct GemmSm90 {
     if (warpgroup == Mainloop::Warpgroups) {
       cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
       if (threadIdx.x == Mainloop::ConsumerThreads) {
-        Mainloop::load(args, maps, shared.mainloop);
+        Mainloop::template load<Mainloop::Producers == 1, true>(args, maps, shared.mainloop);
+      } else if (Mainloop::Producers == 2 && threadIdx.x == Mainloop::ConsumerThreads + 32) {
+        Mainloop::template load<true, false>(args, maps, shared.mainloop);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();

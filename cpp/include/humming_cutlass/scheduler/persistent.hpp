@@ -32,7 +32,7 @@ struct PersistentScheduler {
   int32_t tiles_n;  ///< where CTAs share: of groups of tiles
   int32_t k_tiles;
   int32_t split_k;
-  int32_t tail = 0;  ///< groups of tiles, the last ones, whose k ranges are split
+  int32_t tail = 0;          ///< groups of tiles, the last ones, whose k ranges are split
   int32_t stream_begin = 0;  ///< this CTA's range of the k tiles of all tiles
   int32_t stream_end = 0;
 
@@ -101,7 +101,11 @@ struct PersistentScheduler {
   }
 
   __device__ WorkUnit part(int32_t tile_m, int32_t tile_n, int32_t split, int32_t parts) const {
-    return {split, parts, tile_m, tile_n, int32_t(int64_t(k_tiles) * split / parts),
+    return {split,
+            parts,
+            tile_m,
+            tile_n,
+            int32_t(int64_t(k_tiles) * split / parts),
             int32_t(int64_t(k_tiles) * (split + 1) / parts)};
   }
 };
