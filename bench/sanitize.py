@@ -64,8 +64,11 @@ def cases(device: planner.Device) -> list[Case]:
                 tokens = (
                     (tile_m - 7, tile_m - 3) if mainloop == support.SM90_DECODE else (max(1, tile_m - 3), tile_m + 1)
                 )
-                for m, split_k in zip(tokens, splits[::-1] * 2, strict=False):
-                    found.append(Case(config=config, split_k=split_k, m=m, n=N, k=k, bias=split_k == 1))
+                launches = list(zip(tokens, splits[::-1] * 2, strict=False))
+                if support.streams(config.schedule):
+                    launches.append((tokens[0], 0))
+                for m, split_k in launches:
+                    found.append(Case(config=config, split_k=split_k, m=m, n=N, k=k, bias=split_k < 2))
     return found
 
 

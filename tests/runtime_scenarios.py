@@ -399,6 +399,18 @@ def grids():
     shared.run(a_of(330), d_of(330), 0, 3)
     assert (last_launch().grid, last_launch().cluster) == (63 * 2, 3), "every tile's splits are a cluster"
     assert (last_launch().arguments.partial, last_launch().arguments.counter) == (0, 0), "no workspace"
+    shared.run(a_of(33), d_of(33), 0, 0)
+    assert (last_launch().grid, last_launch().cluster) == (10, 1), "stream-k: at most one CTA per SM"
+    assert last_launch().arguments.split_k == 0
+    assert last_launch().arguments.partial != 0, "a tile of sums for each CTA"
+    assert ctypes.string_at(last_launch().arguments.counter, 10 * 4) == bytes(40)
+    shared.run(a_of(1), d_of(1), 0, 0)
+    assert last_launch().grid == 2 * 4, "no CTA without a k tile"
+    raises(
+        ArgumentError, lambda: shared.run(a_of(1), d_of(1), 0, -1), "split_k: got -1; allowed: 1 to 4", "or 0, stream-k"
+    )
+    sharing = plan(kernel(cluster_split_k=1, persistent=1, cluster_size=2))
+    raises(ArgumentError, lambda: sharing.run(a_of(1), d_of(1), 0, 0), "split_k: got 0; allowed: 1 to 4")
     many = plan(kernel(cluster_split_k=1, tile_k=16))
     raises(ArgumentError, lambda: many.run(a_of(1), d_of(1), 0, 9), "split_k: got 9; allowed: 1 to 8")
     few = plan(kernel(max_m=16, persistent=1))

@@ -51,13 +51,16 @@ def test_every_choice(types: TypeConfig, m: int, n: int, k: int, device: planner
     assert choice.config.arch == device.arch
     assert choice.config in planner.schedules(types, device)
     # No split without a tile of k to do.
-    assert 1 <= choice.split_k <= max(1, -(-k // tile_k))
+    assert (0 if support.streams(schedule) else 1) <= choice.split_k <= max(1, -(-k // tile_k))
     # The grid is one-dimensional and its index 32-bit.
     tiles = -(-m // tile_m) * -(-n // tile_n)
     # Split only what leaves SMs idle, so the partial sums are bounded by the device, not by m * n.
     if choice.split_k > 1:
         assert choice.split_k * tiles <= 4 * device.sm_count
         assert choice.split_k * tiles * tile_m * tile_n * 4 <= 64 << 20
+    if choice.split_k == 0:
+        assert tiles <= 2 * device.sm_count
+        assert tiles * -(-k // tile_k) >= device.sm_count
 
 
 @settings(max_examples=200, deadline=None)
@@ -102,7 +105,8 @@ def test_candidates(types: TypeConfig, m: int, n: int, k: int, device: planner.D
     assert [choice.config for choice in found if choice.split_k == 1] == configs
     for choice in found:
         tile_m, tile_n, tile_k = choice.config.schedule.tile_shape
-        assert 1 <= choice.split_k <= max(1, -(-k // tile_k))
+        least = 0 if support.streams(choice.config.schedule) else 1
+        assert least <= choice.split_k <= max(1, -(-k // tile_k))
         if choice.config.schedule.mainloop == support.SM90_DECODE:
             assert choice.split_k == 1
         if choice.config.schedule.mainloop == support.SM90 and choice.split_k > 1:
@@ -120,7 +124,7 @@ def test_candidates_of_named_mainloops() -> None:
         assert {choice.config.schedule.mainloop for choice in found} == {mainloop}
     splits = {m: {choice.split_k for choice in planner.candidates(TYPES, m, 1024, 8192, H200)} for m in (16, 4096)}
     assert max(splits[16]) > 4
-    assert splits[4096] == {1}
+    assert splits[4096] == {0, 1}
     both = planner.candidates(TYPES, 8, 8192, 8192, H200, mainloops={support.SM80, support.SM90_DECODE})
     assert {choice.config.schedule.mainloop for choice in both} == {support.SM80, support.SM90_DECODE}
     with pytest.raises(errors.UnsupportedError, match="mainloops: got 'sm70'"):
@@ -183,6 +187,12 @@ def test_few_tokens_split_k_to_fill_the_gpu() -> None:
     assert choice.split_k > 1
     assert choice.split_k * tiles >= H200.sm_count // 3
     assert planner.choose(TYPES, 16384, 28672, 8192, H200).split_k == 1  # case E3
+
+
+def test_uneven_waves_are_streamed() -> None:
+    """80 tiles of 128 rows leave 52 of 132 SMs idle and no cluster divides them; 64 tiles in two parts fill the GPU."""
+    assert planner.choose(TYPES, 32, 10240, 8192, H200).split_k == 0
+    assert planner.choose(TYPES, 32, 8192, 8192, H200).split_k == 2
 
 
 def test_devices_from_properties() -> None:
@@ -251,6 +261,6 @@ def test_impossible_devices_are_refused() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_no_tokens_and_numpy_integers(arch: str) -> None:
     device = planner.Device(arch=arch, sm_count=np.int32(132))  # type: ignore[arg-type]
-    assert planner.choose(TYPES, 0, 4096, 4096, device).split_k >= 1
+    assert planner.choose(TYPES, 0, 4096, 4096, device).split_k >= 0
     numbers = (np.int64(16), np.int32(4096), np.int64(4096))
     assert planner.choose(TYPES, *numbers, device) == planner.choose(TYPES, 16, 4096, 4096, device)  # type: ignore[arg-type]

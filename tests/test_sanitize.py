@@ -38,7 +38,8 @@ def test_launches_cover_what_can_go_wrong(driver: Any, device: planner.Device) -
     for case in cases:
         schedule = case.config.schedule
         assert support.check(case.config) is None
-        assert 1 <= case.split_k <= -(-case.k // schedule.tile_shape[2])
+        least = 0 if support.streams(schedule) else 1
+        assert least <= case.split_k <= -(-case.k // schedule.tile_shape[2])
         assert case.m % schedule.tile_shape[0], "ragged"
         assert case.n % 16, "ragged"
     of = {case.config.schedule.mainloop for case in cases}
@@ -55,6 +56,7 @@ def test_launches_cover_what_can_go_wrong(driver: Any, device: planner.Device) -
             assert wanted in words
         if mainloop != support.SM90_DECODE:  # which takes no more tokens than its tile and splits nothing
             assert {1, 3} <= {case.split_k for case in mine}
+            assert any(case.split_k == 0 for case in mine) == (mainloop == support.SM90)
             assert {True, False} == {case.bias for case in mine}
             assert any(case.m > case.config.schedule.tile_shape[0] for case in mine)
         assert any(case.k % 64 for case in mine)

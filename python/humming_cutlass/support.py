@@ -31,8 +31,8 @@ __all__ = [
     "represents",
     "scale_range",
     "shares_tokens",
-    "streams",
     "smem_bytes",
+    "streams",
 ]
 
 ACTIVATION_TYPES = ("float16", "bfloat16")

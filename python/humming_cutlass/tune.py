@@ -248,8 +248,9 @@ def _parse(entry: dict[str, Any]) -> tuple[_Key, planner.Choice]:
             raise ValueError(f"{field} is no string")
     for field in ("sm_count", "n", "k", "m", "split_k"):
         value = entry.get(field)
-        if type(value) is not int or not 1 <= value <= _MAX_EXTENT:
-            raise ValueError(f"{field} is no number from 1 to {_MAX_EXTENT}")
+        least = 0 if field == "split_k" else 1  # 0 is stream-k
+        if type(value) is not int or not least <= value <= _MAX_EXTENT:
+            raise ValueError(f"{field} is no number from {least} to {_MAX_EXTENT}")
     if len(entry["kernel"]) > 500:
         raise ValueError("kernel is no name")
     config = GemmConfig.from_name(entry["kernel"])
