@@ -115,29 +115,27 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
   /// A k tile of a unit of work and its stage, in the order of the work.
   struct Position {
-    int32_t index;  ///< of the unit of work
+    int32_t index;  ///< of the next unit of work
     WorkUnit work;
     int32_t k_tile;
     PipelineState state;
 
-    __device__ explicit Position(Scheduler const& scheduler) : index(scheduler.first()) { begin(scheduler); }
-
-    __device__ bool valid(Scheduler const& scheduler) const { return index < scheduler.units(); }
-
-    __device__ void begin(Scheduler const& scheduler) {
-      work = scheduler.unit(index);
-      k_tile = work.k_begin;
+    /// Before the first k tile.
+    __device__ explicit Position(Scheduler const& scheduler) : index(scheduler.first), work{}, k_tile(0) {
+      state.stage = StageCount - 1;
+      state.phase = 1;
     }
 
     /// Goes on to the next k tile; false when there is none.
     __device__ bool advance(Scheduler const& scheduler) {
       state.advance();
-      if (++k_tile == work.k_end) {
-        index += scheduler.step();
-        if (!valid(scheduler)) {
+      if (++k_tile >= work.k_end) {
+        if (index >= scheduler.end) {
           return false;
         }
-        begin(scheduler);
+        work = scheduler.unit(index);
+        index += scheduler.step;
+        k_tile = work.k_begin;
       }
       return true;
     }
@@ -150,11 +148,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
     Scheduler const scheduler(args);
     Position write(scheduler);
-    if (!write.valid(scheduler)) {
-      return;
-    }
     [[maybe_unused]] bool first = true;
-    do {
+    while (write.advance(scheduler)) {
       EmptyBarrier::wait(&shared.empty[write.state.stage], write.state.phase ^ 1);
       FullBarrier::arrive_and_expect_tx(&shared.full[write.state.stage],
                                         (TakesA ? BytesA : 0) + (TakesB ? BytesB + BytesScale + BytesZero : 0));
@@ -168,7 +163,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         }
         load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
       }
-    } while (write.advance(scheduler));
+    }
   }
 
   /// Starts the copies of B, scales and zero points.
@@ -236,8 +231,6 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         registers[0] = registers[1] = Dequant::prepare(1.f, 0.f);
       }
     }
-
-    __device__ bool valid() const { return at.valid(scheduler); }
 
     __device__ uint8_t const* stage() const { return shared.stages + at.state.stage * StageBytes; }
 
@@ -316,7 +309,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   template <class Epilogue>
   __device__ static void mma(GemmArguments const& args, SharedStorage& shared, Epilogue&& epilogue) {
     Dequantizing ahead(args, shared);
-    if (!ahead.valid()) {
+    if (!ahead.advance()) {
       return;
     }
     uint32_t tCrB[2][BatchSteps][4];  // (buffer, k16 steps, registers)
@@ -338,8 +331,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     ahead.begin_stage();
     ahead.template fetch<0>();
     ahead.template convert<0>(tCrB[0]);
-    int32_t const step = ahead.scheduler.step();
-    for (int32_t index = ahead.scheduler.first(); index < ahead.scheduler.units(); index += step) {
+    Scheduler const& scheduler = ahead.scheduler;
+    for (int32_t index = scheduler.first; index < scheduler.end; index += scheduler.step) {
       WorkUnit const work = ahead.at.work;
       int previous = -1;
       gmma::ScaleOut scale_d = gmma::ScaleOut::Zero;

@@ -1,6 +1,8 @@
 /// Work of a persistent grid: every CTA walks over (output tile, split of its k range) units.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
+
 #include "humming_cutlass/device/arguments.hpp"
 #include "humming_cutlass/scheduler/raster.hpp"
 
@@ -32,25 +34,49 @@ struct PersistentScheduler {
   int32_t tiles_n;  ///< where CTAs share: of groups of tiles
   int32_t k_tiles;
   int32_t split_k;
-  int32_t tail = 0;          ///< groups of tiles, the last ones, whose k ranges are split
+  int32_t first;  ///< the units of this CTA are first, first + step, ... below end
+  int32_t step;
+  int32_t end;
+  int32_t whole;             ///< from this unit on a last wave's tiles are split along k
   int32_t stream_begin = 0;  ///< this CTA's range of the k tiles of all tiles
   int32_t stream_end = 0;
+  int32_t stream_tile = 0;  ///< the last tile in it
 
   __device__ explicit PersistentScheduler(GemmArguments const& args)
       : tiles_m((args.m + TileShape::M - 1) / TileShape::M),
         tiles_n((args.n + TileShape::N * sharing(args) - 1) / (TileShape::N * sharing(args))),
         k_tiles((args.k + TileShape::K - 1) / TileShape::K),
         split_k(args.split_k) {
-    if (sharing() > 1 && k_tiles >= MinTailTiles) {
-      int32_t const rest = tiles_m * tiles_n % step();
-      tail = rest * sharing() <= step() ? rest : 0;
-    }
+    int32_t const tiles = tiles_m * tiles_n;
+    whole = tiles;
     if (streams()) {
       stream_begin = stream_of(int32_t(blockIdx.x));
       stream_end = stream_of(int32_t(blockIdx.x) + 1);
+      stream_tile = (stream_end - 1) / k_tiles;
+      first = 0;
+      step = 1;
+      end = stream_begin == stream_end ? 0 : stream_tile - stream_begin / k_tiles + 1;
+    } else if (split_k > 1) {  // a cluster for each tile
+      first = int32_t(cute::cluster_id_in_grid().x);
+      step = end = tiles;
+    } else {
+      first = int32_t(blockIdx.x) / sharing();
+      step = int32_t(gridDim.x) / sharing();
+      end = tiles;
+      if (MaxSharing > 1 && k_tiles >= MinTailTiles) {
+        int32_t const rest = tiles % step;
+        if (rest * sharing() <= step) {
+          whole = tiles - rest;
+          end = whole + rest * sharing();
+        }
+      }
     }
   }
 
+  __device__ static int sharing(GemmArguments const& args) {
+    return MaxSharing == 1 || args.split_k > 1 ? 1 : MaxSharing;
+  }
+  __device__ int sharing() const { return MaxSharing == 1 || split_k > 1 ? 1 : MaxSharing; }
   __device__ bool streams() const { return MaxSharing == 1 && split_k == 0; }
 
   /// Where the range of CTA `cta` begins.
@@ -69,44 +95,27 @@ struct PersistentScheduler {
     return at < more * (share + 1) ? at / (share + 1) : more + (at - more * (share + 1)) / share;
   }
 
-  __device__ static int sharing(GemmArguments const& args) {
-    return MaxSharing == 1 || args.split_k > 1 ? 1 : MaxSharing;
-  }
-  __device__ int sharing() const { return MaxSharing == 1 || split_k > 1 ? 1 : MaxSharing; }
-
-  __device__ int32_t units() const {
-    if (streams()) {
-      return stream_begin == stream_end ? 0 : (stream_end - 1) / k_tiles - stream_begin / k_tiles + 1;
-    }
-    return tiles_m * tiles_n * split_k + tail * (sharing() - 1);
-  }
-  __device__ int32_t first() const { return streams() ? 0 : int32_t(blockIdx.x) / sharing(); }
-  __device__ int32_t step() const { return streams() ? 1 : int32_t(gridDim.x) / sharing(); }
-
-  /// Unit `index` of `units()`. Where a launch splits k, neighbours are the splits of one tile: they are a cluster.
   __device__ WorkUnit unit(int32_t index) const {
     if (streams()) {
-      int32_t const tile = (stream_end - 1) / k_tiles - index;
+      int32_t const tile = stream_tile - index;
       TileCoordinate const at = raster(tile, tiles_m, tiles_n);
       return {0, 1, at.m, at.n, max(stream_begin - tile * k_tiles, 0), min(stream_end - tile * k_tiles, k_tiles)};
     }
-    int32_t const rank = int32_t(blockIdx.x) % sharing();
-    int32_t const whole = tiles_m * tiles_n - tail;
-    if (MaxSharing > 1 && split_k == 1 && index >= whole) {
+    if (MaxSharing > 1 && index >= whole) {
       TileCoordinate const at = raster(whole + (index - whole) / MaxSharing, tiles_m, tiles_n);
-      return part(at.m, at.n * MaxSharing + (index - whole) % MaxSharing, rank, MaxSharing);
+      return part(at.m, at.n * MaxSharing + (index - whole) % MaxSharing, MaxSharing);
     }
-    TileCoordinate const at = raster(index / split_k, tiles_m, tiles_n);
-    return part(at.m, at.n * sharing() + rank, index % split_k, split_k);
+    TileCoordinate const at = raster(index, tiles_m, tiles_n);
+    if (split_k > 1) {
+      return part(at.m, at.n, split_k);
+    }
+    return {0, 1, at.m, at.n * sharing() + int32_t(blockIdx.x) % sharing(), 0, k_tiles};
   }
 
-  __device__ WorkUnit part(int32_t tile_m, int32_t tile_n, int32_t split, int32_t parts) const {
-    return {split,
-            parts,
-            tile_m,
-            tile_n,
-            int32_t(int64_t(k_tiles) * split / parts),
-            int32_t(int64_t(k_tiles) * (split + 1) / parts)};
+  /// This CTA's part of the k range of a tile that `parts` CTAs of its cluster share.
+  __device__ WorkUnit part(int32_t tile_m, int32_t tile_n, int32_t parts) const {
+    auto const rank = int32_t(cute::block_rank_in_cluster());
+    return {rank, parts, tile_m, tile_n, k_tiles * rank / parts, k_tiles * (rank + 1) / parts};
   }
 };
 
