@@ -52,10 +52,10 @@ struct PersistentScheduler {
     if (streams()) {
       stream_begin = stream_of(int32_t(blockIdx.x));
       stream_end = stream_of(int32_t(blockIdx.x) + 1);
-      stream_tile = (stream_end - 1) / k_tiles;
+      stream_tile = int32_t(uint32_t(stream_end - 1) / uint32_t(k_tiles));
       first = 0;
       step = 1;
-      end = stream_begin == stream_end ? 0 : stream_tile - stream_begin / k_tiles + 1;
+      end = stream_begin == stream_end ? 0 : stream_tile - int32_t(uint32_t(stream_begin) / uint32_t(k_tiles)) + 1;
     } else if (split_k > 1) {  // a cluster for each tile
       first = int32_t(cute::cluster_id_in_grid().x);
       step = end = tiles;
@@ -82,40 +82,41 @@ struct PersistentScheduler {
   /// Where the range of CTA `cta` begins.
   __device__ int32_t stream_of(int32_t cta) const {
     int32_t const all = tiles_m * tiles_n * k_tiles;
-    int32_t const share = all / int32_t(gridDim.x);
+    auto const share = int32_t(uint32_t(all) / gridDim.x);
     return share * cta + min(cta, all - share * int32_t(gridDim.x));
   }
 
   /// The CTA whose range holds the first k tile of the tile that this CTA finishes.
   __device__ int32_t stream_owner() const {
     int32_t const all = tiles_m * tiles_n * k_tiles;
-    int32_t const share = all / int32_t(gridDim.x);
+    auto const share = int32_t(uint32_t(all) / gridDim.x);
     int32_t const more = all - share * int32_t(gridDim.x);  // CTAs with a k tile more
     int32_t const at = stream_begin / k_tiles * k_tiles;
     return at < more * (share + 1) ? at / (share + 1) : more + (at - more * (share + 1)) / share;
   }
 
+  /// Unit `index` of this CTA. Code before the first copy is time before it: one path to the raster, and none where it
+  /// would divide for nothing.
   __device__ WorkUnit unit(int32_t index) const {
+    bool const tail = MaxSharing > 1 && index >= whole;
+    int32_t const tile = streams() ? stream_tile - index : tail ? whole + (index - whole) / MaxSharing : index;
+    TileCoordinate const at = tiles_m == 1 ? TileCoordinate{0, tile} : raster(tile, tiles_m, tiles_n);
+    WorkUnit work{0, 1, at.m, at.n, 0, k_tiles};
     if (streams()) {
-      int32_t const tile = stream_tile - index;
-      TileCoordinate const at = raster(tile, tiles_m, tiles_n);
-      return {0, 1, at.m, at.n, max(stream_begin - tile * k_tiles, 0), min(stream_end - tile * k_tiles, k_tiles)};
+      work.k_begin = max(stream_begin - tile * k_tiles, 0);
+      work.k_end = min(stream_end - tile * k_tiles, k_tiles);
+    } else if (tail || split_k > 1) {  // this CTA's part of the k range of a tile that its cluster shares
+      work.split = int32_t(cute::block_rank_in_cluster());
+      work.split_k = tail ? MaxSharing : split_k;
+      auto const share = int32_t(uint32_t(k_tiles) / uint32_t(work.split_k));
+      int32_t const more = k_tiles - share * work.split_k;  // parts of a k tile more
+      work.k_begin = share * work.split + min(work.split, more);
+      work.k_end = work.k_begin + share + (work.split < more ? 1 : 0);
+      work.tile_n = tail ? at.n * MaxSharing + (index - whole) % MaxSharing : at.n;
+    } else {
+      work.tile_n = at.n * sharing() + int32_t(blockIdx.x) % sharing();
     }
-    if (MaxSharing > 1 && index >= whole) {
-      TileCoordinate const at = raster(whole + (index - whole) / MaxSharing, tiles_m, tiles_n);
-      return part(at.m, at.n * MaxSharing + (index - whole) % MaxSharing, MaxSharing);
-    }
-    TileCoordinate const at = raster(index, tiles_m, tiles_n);
-    if (split_k > 1) {
-      return part(at.m, at.n, split_k);
-    }
-    return {0, 1, at.m, at.n * sharing() + int32_t(blockIdx.x) % sharing(), 0, k_tiles};
-  }
-
-  /// This CTA's part of the k range of a tile that `parts` CTAs of its cluster share.
-  __device__ WorkUnit part(int32_t tile_m, int32_t tile_n, int32_t parts) const {
-    auto const rank = int32_t(cute::block_rank_in_cluster());
-    return {rank, parts, tile_m, tile_n, k_tiles * rank / parts, k_tiles * (rank + 1) / parts};
+    return work;
   }
 };
 

@@ -14,9 +14,6 @@ struct TileCoordinate {
 
 /// Coordinate of tile `index` of a grid of tiles_m x tiles_n.
 HUMMING_CUTLASS_HOST_DEVICE TileCoordinate raster(int32_t index, int32_t tiles_m, int32_t tiles_n) {
-  if (tiles_m == 1) {  // few tokens, where divisions would be felt
-    return {0, index};
-  }
   constexpr int32_t GroupM = 8;
   int32_t const group = index / (GroupM * tiles_n);
   int32_t const first_m = group * GroupM;
