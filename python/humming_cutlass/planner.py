@@ -132,7 +132,7 @@ _DECODE_ACTIVATION_BYTES = 44.0
 """Bytes of A an SM receives per nanosecond there, while it waits for them."""
 _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
-_STREAM_NS = 1900.0
+_STREAM_NS = 1200.0
 """Waiting for the sums of others in stream-k."""
 _STREAM_WAVES = 2
 """Waves of tiles from which on stream-k is not looked at: the last one matters little."""
