@@ -90,7 +90,7 @@ _SM90_MIN_STAGES = 3
 # Up to 8 tokens a warp holds its slice of A for 512 columns, or for 256 where k is short, or where the rings of wide
 # weights leave no room for more.
 _DECODE_TILES = ((8, 16, 4096), (8, 16, 8192))
-_DECODE_RING_BYTES = 1 << 17
+_DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
 _DECODE_MAX_STAGES = 3
 
