@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from humming_cutlass import layout, ops, support, testing
@@ -33,6 +33,7 @@ def _bits(x: Any) -> Any:
     offset=st.integers(0, 3),
     extras=st.booleans(),
 )
+@example(m=1, n=5, k=80, group_size=16, dtype="uint4", element="bfloat16", offset=0, extras=False)  # near half units
 def test_rows_on_the_cpu(
     m: int, n: int, k: int, group_size: int, dtype: str, element: str, offset: int, extras: bool
 ) -> None:

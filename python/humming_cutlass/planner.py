@@ -128,11 +128,11 @@ _DECODE_WEIGHTS = 100.0
 """Weights an SM dequantizes and multiplies per nanosecond there."""
 _DECODE_COLUMN_NS = 250.0
 """What an atom row costs in addition for each further column of a warp."""
-_DECODE_ACTIVATION_BYTES = 44.0
+_DECODE_ACTIVATION_BYTES = 38.0
 """Bytes of A an SM receives per nanosecond there, while it waits for them."""
 _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
-_STREAM_NS = 1200.0
+_STREAM_NS = 600.0
 """Waiting for the sums of others in stream-k."""
 _STREAM_WAVES = 2
 """Waves of tiles from which on stream-k is not looked at: the last one matters little."""
