@@ -393,6 +393,9 @@ def grids():
     clustered = plan(kernel(persistent=1, cluster_size=4))
     clustered.run(a_of(330), d_of(330), 0)
     assert last_launch().grid == 8, "whole clusters only"
+    odd = plan(kernel(persistent=1, cluster_size=2, tile_n=16))  # three tiles along n: two pairs
+    odd.run(a_of(17), d_of(17), 0)
+    assert last_launch().grid == 2 * 4, "pairs along n, in every row of tiles"
     shared = plan(kernel(cluster_split_k=1, persistent=1))
     shared.run(a_of(330), d_of(330), 0)
     assert (last_launch().grid, last_launch().cluster) == (10, 1)
@@ -425,7 +428,7 @@ def grids():
     target.shape, target.strides = (1 << 30, N), (N, 1)
     raises(ArgumentError, lambda: narrow.run(tall, target, 0), "m: got 1073741824; allowed: at most 715827882")
     target.shape = (3 << 30, N)
-    raises(ArgumentError, lambda: bound.run(wide, target, 0), "m: got 3221225472; allowed: at most 2147483647")
+    raises(ArgumentError, lambda: bound.run(wide, target, 0), "m: got 3221225472; allowed: at most 2147483632")
     raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 0), "split_k: got 0; allowed: 1 to 4")
     raises(ArgumentError, lambda: bound.run(a_of(1), d_of(1), 0, 5), "split_k: got 5; allowed: 1 to 4")
     assert fake.fake_launches() == done
@@ -750,6 +753,13 @@ def launches():
         if current:
             fake.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     assert allocated == ["anywhere", "current", "current"]
+    for tensor in (b, scale):
+        memory = tensor.data
+        tensor.data = torch.zeros_like(memory)
+        assert known.call(a, False) is None, "the same tensor, elsewhere"
+        tensor.data = memory
+        assert known.call(a, False) is not None
+    del allocated[3:]
     fake.cuCtxPushCurrent_v2(0xC1)
     known.call(a, False)
     assert allocated[-1] == "anywhere", "another device is current"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -504,3 +506,60 @@ def test_a_buffer_that_is_replaced_counts_from_the_next_call_on(name: str) -> No
         layer.scale = new[:, :1]
         with pytest.raises(ArgumentError, match="scale: got"):
             layer(x)
+
+
+def _small(**words: Any) -> HummingLayer:
+    layer = HummingLayer(48, 64, {"dtype": "int4", "group_size": 32}, **words)
+    layer.load_from_unquantized(torch.randn(48, 64, generator=torch.Generator().manual_seed(1)))
+    layer.transform()
+    return layer
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_result_is_where_the_input_is(batch_invariant: bool) -> None:
+    """Whatever torch's default device is, and under autocast, which is for torch's own products."""
+    layer = _small(batch_invariant=batch_invariant)
+    x = torch.randn(3, 64).half()
+    expected = layer(x)
+    with torch.device("meta"):
+        y = layer(x)
+    assert y.device.type == "cpu"
+    assert torch.equal(y, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x), expected)
+
+
+def test_a_move_releases_the_old_memory() -> None:
+    layer = _small()
+    layer(torch.zeros(1, 64).half())
+    held = weakref.ref(layer.data)
+    layer.to("meta")
+    gc.collect()
+    assert held() is None
+
+
+def test_load_state_dict_calls_its_hooks() -> None:
+    source, layer = _small(), HummingLayer(48, 64, {"dtype": "int4", "group_size": 32})
+    seen = []
+    layer.register_load_state_dict_pre_hook(lambda module, state, *_: seen.append((module, sorted(state))))
+    layer.load_state_dict(source.state_dict())
+    assert seen == [(layer, sorted(source.state_dict()))]
+    x = torch.randn(3, 64).half()
+    assert torch.equal(layer(x), source(x))
+
+
+def test_a_trace_holds_a_call_not_its_result() -> None:
+    layer, other = _small(), _small()
+    other.data.copy_(~other.data)
+    x = torch.randn(3, 64).half()
+    traced = torch.jit.trace(layer, (x,))
+    other(torch.randn(3, 64).half())
+    x = torch.randn(3, 64).half()
+    assert torch.equal(traced(x), layer(x))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_activations(layout: torch.layout) -> None:
+    x = torch.eye(64).half().to_sparse(layout=layout)
+    with pytest.raises(ArgumentError, match=r"a: got layout torch\.sparse_.*to_dense"):
+        _small()(x)

@@ -441,3 +441,10 @@ def test_a_kernel_that_would_round_the_weights_is_refused() -> None:
             ops._check_config(config, weight)
     for config in planner.schedules(types, device, mainloops=support.MAINLOOPS_FOR_ANY_TENSORS):
         ops._check_config(config, weight)
+
+
+@pytest.mark.parametrize("value", ["2", 1.0, True, -1, 1 << 40])
+def test_split_k_is_a_small_integer(value: Any) -> None:
+    problem = testing.random_problem(testing.make_types("int4", k=64), 3, 48, 64)
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="split_k: got"):
+        ops.gemm(problem.a, problem.packed, split_k=value)

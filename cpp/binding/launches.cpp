@@ -69,6 +69,9 @@ class Launches {
       throw ArgumentTypeError("tensor_type", nb::cast<std::string>(nb::str(tensor_type_)),
                               "a type with __dlpack_c_exchange_api__ that lends its tensors");
     }
+    for (nb::object const& tensor : weight_) {
+      addresses_.push_back(address_of(tensor));
+    }
   }
 
   /// Keeps the launch for activations like `a`. One that is known stays as it is: another thread may be using it.
@@ -104,6 +107,11 @@ class Launches {
     if (found == table.end()) {
       return nb::none();
     }
+    for (size_t i = 0; i < weight_.size(); ++i) {
+      if (addresses_[i] != nullptr && address_of(weight_[i]) != addresses_[i]) {
+        return nb::none();  // the same tensor with another memory: `tensor.data = ...`
+      }
+    }
     Entry const& entry = found->second;
     GemmPlan const& plan = entry.bound->plan();
     GemmWeight const& weight = plan.weight();
@@ -137,6 +145,16 @@ class Launches {
     nb::tuple layout;  ///< (shape, strides, dtype) of the result
     nb::dict options;  ///< its dtype and device
   };
+
+  /// Where a tensor's elements are; null where there is none, or it is not to be had.
+  void const* address_of(nb::object const& tensor) const {
+    dlpack::Tensor view;
+    if (tensor.is_none() || api_->borrow(tensor.ptr(), &view) != 0) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    return static_cast<char const*>(view.data) + view.byte_offset;
+  }
 
   bool wants_gradient(nb::handle a) const {
     static PyObject* const name = PyUnicode_InternFromString("requires_grad");
@@ -182,6 +200,7 @@ class Launches {
   nb::object empty_;
   nb::object empty_on_current_device_;
   dlpack::ExchangeApi const* api_;
+  std::vector<void const*> addresses_;                     ///< of weight_
   std::unordered_map<Shape, Entry, ShapeHash> tables_[2];  ///< by batch_invariant
 };
 

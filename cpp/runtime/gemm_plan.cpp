@@ -197,13 +197,16 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     throw ArgumentError("split_k", std::to_string(split_k),
                         "1 to " + std::to_string(kPortableClusterSize) + ", the CTAs of a cluster");
   }
-  int64_t const n_tiles = ceil_div(weight_.n, traits.tile_n);
+  // CTAs that walk over tiles in clusters take neighbours along n together.
+  bool const by_cluster = traits.persistent != 0 && !in_cluster;
+  int64_t const n_tiles = round_up(ceil_div(weight_.n, traits.tile_n), by_cluster ? traits.cluster_size : 1);
   int64_t const m_tiles_max = (kMaxGrid - cluster_size + 1) / (n_tiles * (streams ? k_tiles : split_k));
   int64_t const m_tiles = ceil_div(m, traits.tile_m);
-  if (m_tiles > m_tiles_max || m > kMaxGrid) {
+  int64_t const m_max = std::min(m_tiles_max * traits.tile_m, kMaxGrid - traits.tile_m + 1);  // kernels round m up
+  if (m_tiles > m_tiles_max || m > m_max) {
     throw ArgumentError("m", std::to_string(m),
-                        "at most " + std::to_string(std::min(m_tiles_max * traits.tile_m, kMaxGrid)) + " for n " +
-                            std::to_string(weight_.n) + " and split_k " + std::to_string(split_k));
+                        "at most " + std::to_string(m_max) + " for n " + std::to_string(weight_.n) + " and split_k " +
+                            std::to_string(split_k));
   }
   int64_t const tiles = m_tiles * n_tiles;
   int64_t grid = round_up(tiles * (streams ? k_tiles : split_k), cluster_size);

@@ -70,9 +70,12 @@ def library(x: Array) -> Any:
 
 
 def check_array(x: object, parameter: str) -> None:
-    """Raises ArgumentTypeError unless `x` is a torch tensor or a numpy array."""
+    """Raises ArgumentTypeError unless `x` is a torch tensor or a numpy array, ArgumentError unless it is dense."""
     if not is_torch(x) and not isinstance(x, np.ndarray):
         raise ArgumentTypeError(explain(parameter, type(x).__name__, "a torch tensor or a numpy array"))
+    if is_torch(x) and (x.is_sparse or x.is_nested or str(x.layout) != "torch.strided"):  # type: ignore[attr-defined]
+        layout = "nested" if x.is_nested else str(x.layout)  # type: ignore[attr-defined]
+        raise ArgumentError(explain(parameter, f"layout {layout}", "a dense tensor", "to_dense()"))
 
 
 def element_of(x: Array) -> str:

@@ -23,6 +23,7 @@ _LOADED = ("codes", "scale", "zero", "bias", "global_scale")
 # Looked up once: a call takes microseconds.
 _is_compiling = torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_tracing_state = torch._C._get_tracing_state  # of torch.jit.trace
 _gemm_eager = ops.gemm_eager
 
 
@@ -190,7 +191,7 @@ class HummingLayer(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward` as every module does, hooks included; with none of them around it, the launch alone."""
         # Python and torch's own way from here to the launch would take as long as the launch.
-        if not kwargs and not _is_dynamo_compiling():
+        if not kwargs and _tracing_state() is None and not _is_dynamo_compiling():
             result = _call_launch(self, args)
             if result is not None:
                 return result
@@ -207,7 +208,7 @@ class HummingLayer(torch.nn.Module):
             StateError: the layer is not transformed.
             ArgumentTypeError, ArgumentError: `x` or `out` does not fit; see `ops.gemm`.
         """
-        if _is_compiling():
+        if _is_compiling() or _tracing_state() is not None:
             return self._trace(x, out)
         packed = self._packed
         buffers = self._buffers
@@ -271,7 +272,7 @@ class HummingLayer(torch.nn.Module):
         if global_scale is not None and not isinstance(global_scale, torch.Tensor):
             if not isinstance(global_scale, (int, float)):
                 raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
-            global_scale = torch.tensor([global_scale], dtype=torch.float32)
+            global_scale = torch.tensor([global_scale], dtype=torch.float32, device="cpu")
         given = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
         loaded = {name: x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         layout.check_inputs(**loaded, types=self.types)
@@ -311,6 +312,8 @@ class HummingLayer(torch.nn.Module):
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
+        if any(self._buffers[name] is not old for name, old in before.items()):
+            self._packed = None  # it would keep the memory that the buffers have left
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -330,6 +333,8 @@ class HummingLayer(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         names = (*_PACKED, "format")
         found = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         if strict:

@@ -18,7 +18,7 @@ import numpy as np
 
 from humming_cutlass import _tensors, planner, support, tune
 from humming_cutlass._tensors import Array
-from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig
+from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 from humming_cutlass.layout import PackedWeight
 
@@ -94,6 +94,8 @@ def gemm_eager(
     _check(a, weight, out)
     if not isinstance(batch_invariant, bool):
         raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
+    if split_k is not None and not 0 <= integer(split_k, "split_k", "an integer >= 0, or None") < 1 << 31:
+        raise ArgumentError(explain("split_k", split_k, "an integer from 0, or None", 1))
     given = "config" if config is not None else "split_k" if split_k is not None else None
     if batch_invariant and given is not None:
         allowed = "None with batch_invariant, which picks one kernel for every number of rows"
@@ -269,14 +271,27 @@ def _multiply_rows(rows: Array, block: Array) -> Array:
     """
     xp = _tensors.library(rows)
     vector, product = _aligned(rows.shape[1]), _aligned(block.shape[0])
+    result = np.empty((rows.shape[0], block.shape[0]), dtype=np.float32)
     if _tensors.is_torch(rows):
-        vector, product = xp.from_numpy(vector), xp.from_numpy(product)
-    result = xp.empty((rows.shape[0], block.shape[0]), dtype=xp.float32)
+        vector, product, result = xp.from_numpy(vector), xp.from_numpy(product), xp.from_numpy(result)
     for index in range(rows.shape[0]):
         vector[:] = rows[index]
         xp.matmul(block, vector, out=product)
         result[index] = product
     return result
+
+
+def _multiply(rows: Array, block: Array) -> Array:
+    """Returns rows (m, k) times a block (n, k) transposed, float32, whatever autocast says."""
+    product: Array
+    if not _tensors.is_torch(rows):
+        product = rows @ block.T
+        return product
+    import torch
+
+    with torch.autocast("cpu", enabled=False):
+        product = rows @ block.T
+    return product
 
 
 def _gemm_host(a: Array, weight: PackedWeight, out: Array | None, batch_invariant: bool = False) -> Array:
@@ -291,7 +306,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None, batch_invarian
         import torch
 
         rows = rows.detach().to(torch.float32)
-        result = torch.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a))
+        result = torch.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a), device=a.device)
     else:
         rows = rows.astype(np.float32)
         result = np.empty((m, n), dtype=_tensors.stored_dtype(types.element_d, a))
@@ -308,7 +323,7 @@ def _gemm_host(a: Array, weight: PackedWeight, out: Array | None, batch_invarian
         _C.dequantize(data[atoms], scale, zero, types.group_size, types.element_b, stop - start, k, block)
         if torch_a:
             block = torch.from_numpy(block)
-        product = _multiply_rows(rows, block) if batch_invariant else rows @ block.T
+        product = _multiply_rows(rows, block) if batch_invariant else _multiply(rows, block)
         if factor is not None:
             product *= factor
         if weight.bias is not None:
@@ -357,6 +372,19 @@ def prepare(configs: Iterable[GemmConfig], *, progress: bool | None = None) -> N
         for config, source in zip(missing, sources, strict=True):
             if config.name not in _kernels:
                 _kernels[config.name] = _C.Kernel(str(paths[source.name]), "humming_cutlass_gemm")
+
+
+_ADDRESSES = "addresses"
+"""The key of `PackedWeight.plans` for where its tensors were when the plans were made."""
+
+
+def _forget_moved(weight: PackedWeight) -> None:
+    """Drops plans whose pointers are of memory that a tensor has left: `tensor.data = ...` keeps the tensor itself."""
+    tensors = (weight.data, weight.scale, weight.zero, weight.bias, weight.global_scale)
+    addresses = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    if weight.plans.get(_ADDRESSES) != addresses:
+        weight.plans.clear()
+        weight.plans[_ADDRESSES] = addresses
 
 
 def _plan(weight: PackedWeight, config: GemmConfig) -> Any:
@@ -452,6 +480,7 @@ def _gemm_cuda(
     if result is None:
         result = torch.empty((m, weight.n), dtype=_tensors.stored_dtype(weight.types.element_d, a), device=a.device)
     if m:
+        _forget_moved(weight)
         planned = config is None and split_k is None
         rows = _rows(a.detach(), weight.k)
         if config is None:
