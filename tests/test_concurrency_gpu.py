@@ -93,15 +93,17 @@ def test_results_are_kept_for_a_recorded_stream() -> None:
     for _ in range(2):  # the second call is a launch and nothing more
         result = ops.gemm(problem.a, problem.packed)
     expected = result.clone()
-    side.wait_stream(torch.cuda.current_stream())
+    copy = torch.empty_like(result)  # here, since what is allocated for the first time may wait for the GPU
+    zeros = torch.zeros_like(problem.a)
+    torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(FIFTY_MS_CYCLES)
-        copy = torch.empty_like(result)
+        torch.cuda._sleep(10 * FIFTY_MS_CYCLES)
         copy.copy_(result)
     address = result.data_ptr()
     result.record_stream(side)
     del result
-    later = [ops.gemm(problem.a * 0, problem.packed) for _ in range(8)]
+    later = [ops.gemm(zeros, problem.packed) for _ in range(8)]
+    assert not side.query(), "too late to tell"
     assert address not in [x.data_ptr() for x in later]
     torch.cuda.synchronize()
     testing.check_equal(copy, expected)
