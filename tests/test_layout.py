@@ -82,7 +82,7 @@ def test_places_of_scales() -> None:
     """Position p of an atom row holds row 0, 8, 1, 9, ...; padding holds scale 1 and zero point 0."""
     types = testing.make_types("uint4", k=80, group_size=16, scale_dtype="float32", zero_point="integer")
     n, groups = 20, 5
-    scale = torch.arange(n * groups).reshape(n, groups).float() + 2
+    scale = (torch.arange(n * groups).reshape(n, groups).float() + 2) / 16
     zero = (torch.arange(n * groups).reshape(n, groups) % 15) + 1
     packed = layout.pack(torch.zeros(n, 80, dtype=torch.uint8), scale, types=types, zero=zero)
     assert packed.scale.shape == (2, 8, 16)
@@ -470,7 +470,7 @@ def test_gpu_packing_gives_the_same_bits(dtype: str) -> None:
     assert (problem.packed.to("cuda").data == packed.data).all()
 
 
-@pytest.mark.parametrize(("value", "fits"), [(1.0, True), (0.0, True), (2.0**11, False), (2.0**-100, False)])
+@pytest.mark.parametrize(("value", "fits"), [(1.0, True), (0.0, True), (2.0**110, False), (2.0**-110, False)])
 def test_scales_that_fit_are_those_of_rows_that_exist(value: float, fits: bool) -> None:
     """The SM90 mainloop folds group scales into bfloat16 weights; padding rows must not count."""
     types = testing.make_types("int4", k=64, element_a="bfloat16", group_size=32)
@@ -481,3 +481,44 @@ def test_scales_that_fit_are_those_of_rows_that_exist(value: float, fits: bool) 
     padded = packed.scale.clone()
     padded[-1, :, layout.SCALE_ROW_ORDER.index(3)] = math.nan
     assert dataclasses.replace(packed, scale=padded).scales_fit is fits
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+@pytest.mark.parametrize("given", [None, 3.0, -0.5])
+@pytest.mark.parametrize(
+    ("dtype", "element", "factor", "moves"),
+    [
+        ("float8_e4m3", "float16", 2.0**-12, True),  # as weights of models have them
+        ("int4", "float16", 2.0**9, True),  # too large
+        ("int4", "float16", 2.0**-10, False),  # in range as they are
+        ("float8_e4m3", "bfloat16", 2.0**-100, True),
+    ],
+)
+def test_scales_out_of_range_give_a_power_of_two(
+    dtype: str, element: str, factor: float, moves: bool, given: float | None, numpy: bool
+) -> None:
+    """So that the SM90 mainloop takes them: the weight is the same, bit by bit, and so is every product on the CPU."""
+    types = testing.make_types(dtype, k=128, element_a=element, group_size=32)
+    random = np.random.default_rng(1)
+    scale = (random.integers(8, 16, (19, 4)) * np.float32(factor)).astype(np.float32)
+    codes = random.integers(0, 8, (19, 128), dtype=np.uint8)
+    tensors: list[Any] = [codes, scale] if numpy else [torch.from_numpy(codes), torch.from_numpy(scale)]
+    packed = layout.pack(*tensors, types=types, global_scale=given)
+    assert packed.scales_fit
+    assert (packed.global_scale is not None) == (moves or given is not None)
+    found = layout.unpack(packed)["scale"]
+    found = np.asarray(found, np.float64) if numpy else found.double().numpy()
+    total = found * (1.0 if packed.global_scale is None else float(packed.global_scale[0]))
+    assert (total == scale.astype(np.float64) * (1.0 if given is None else given)).all()
+    mantissas = np.frexp(found)[0]
+    assert (mantissas == np.frexp(scale.astype(np.float64))[0]).all()
+
+
+@pytest.mark.parametrize("exponents", [(-14, 10), (-24, 0)])
+def test_scales_too_far_apart_stay_as_they_are(exponents: tuple[int, int]) -> None:
+    types = testing.make_types("float8_e4m3", k=64, element_a="float16", group_size=32)
+    scale = 2.0 ** torch.tensor([exponents] * 16, dtype=torch.float32)
+    packed = layout.pack(torch.zeros(16, 64, dtype=torch.uint8), scale, types=types)
+    assert not packed.scales_fit
+    assert packed.global_scale is None
+    assert (layout.unpack(packed)["scale"] == scale.half()).all()

@@ -496,6 +496,9 @@ def pack(
 ) -> PackedWeight:
     """Packs a quantized weight: value = scale * (codes - zero) * global_scale.
 
+    Group scales that are too small or too large for the fastest kernels give a power of two to the global scale, where
+    that changes no value.
+
     Args:
         codes: bit patterns of the weight, uint8 (n, k), in the low bits: two's complement for `intB`. Any strides.
         scale: (n, G) with G = k / group_size, 1 without groups; then also (1,) or one number for the whole weight. Any
@@ -516,6 +519,7 @@ def pack(
         UnsupportedError: no kernel takes `types`.
     """
     checked = check_inputs(codes, scale, types=types, zero=zero, bias=bias, global_scale=global_scale)
+    checked = _centre_scales(checked)
     n, k = (int(x) for x in codes.shape)
     packed_groups = packed_group_count(checked.types, k)
     return PackedWeight(
@@ -530,6 +534,36 @@ def pack(
     )
 
 
+def _centre_scales(checked: _Inputs) -> _Inputs:
+    """Moves a power of two from the group scales into the global scale where that brings all of them into range.
+
+    The range is `support.scale_range`, in which weights may be multiplied by their scales. Nothing is rounded: where a
+    scale or the global scale could not be written exactly, all stay as they are.
+    """
+    types = checked.types
+    if types.group_size == -1 or types.element_zero not in ("none", "integer"):
+        return checked
+    scale = _tensors.decode(checked.scale, types.element_scale)
+    magnitude = abs(scale)
+    magnitude = magnitude[magnitude > 0]
+    if 0 in magnitude.shape:
+        return checked
+    least, greatest = support.scale_range(types)
+    up = math.ceil(math.log2(least) - math.log2(float(magnitude.min())))  # at least so far
+    down = math.ceil(math.log2(greatest) - math.log2(float(magnitude.max()))) - 1  # at most so far
+    exponent = up if up > 0 else min(down, 0)
+    if exponent == 0 or not up <= exponent <= down:
+        return checked
+    moved = scale * 2.0**exponent
+    stored = _tensors.encode(moved, types.element_scale)
+    factor = _tensors.library(scale).ones_like(scale.reshape(-1)[:1]) * 2.0**-exponent
+    if checked.global_scale is not None:
+        factor = factor * checked.global_scale
+    exact = bool((_tensors.decode(stored, types.element_scale) == moved).all())
+    usual = 2.0**-126 <= abs(float(factor[0])) < 2.0**127 or float(factor[0]) == 0
+    return dataclasses.replace(checked, scale=stored, global_scale=factor) if exact and usual else checked
+
+
 def _own(x: Array) -> Array:
     """Returns a contiguous copy: a packed weight shares no memory with what it was made from."""
     return x.contiguous().clone() if _tensors.is_torch(x) else np.array(x, order="C")
@@ -539,7 +573,8 @@ def unpack(packed: PackedWeight) -> dict[str, Array | None]:
     """Returns what was packed, the inverse of `pack`; strategy `tensor` comes back as channel scales.
 
     Returns:
-        `codes` uint8 (n, k); `scale` and `zero` (n, G) in their stored types, `zero` None without zero points.
+        `codes` uint8 (n, k); `scale` and `zero` (n, G) in their stored types, `zero` None without zero points. Where
+        `pack` moved a power of two into the global scale, `scale` is what it left.
 
     Raises:
         ArgumentTypeError: `packed` is no `PackedWeight`.
