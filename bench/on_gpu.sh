@@ -2,20 +2,27 @@
 # Everything that needs a GPU, in one go: build, test, grid, bench. Results go to $OUT (default ./out).
 #
 #   bench/on_gpu.sh                       # build test grid bench
-#   bench/on_gpu.sh build types edges     # some sections, in this order; types and edges are more suites of the benchmark
+#   bench/on_gpu.sh build types edges     # some sections, in this order; types and edges are more suites of the benchmark,
+#                                         # sanitize runs compute-sanitizer, counters Nsight Compute
 #   BENCH_ARGUMENTS="--m 1,16" GRID_ARGUMENTS="--types int4" bench/on_gpu.sh build grid bench
-#   TYPES_ARGUMENTS="--weights int2,int3" EDGES_ARGUMENTS="--m 17" likewise
+#   TYPES_ARGUMENTS="--weights int2,int3" EDGES_ARGUMENTS="--m 17" COUNTERS_ARGUMENTS="--points 8192x8192:1"
+#   TEST_ARGUMENTS="-n 4 --dist loadfile" (needs pytest-xdist) likewise
 #
 # Run from the repository's root. Works without a network: where .carry/wheels holds wheels, what the machine lacks is
 # installed from there; where .carry/cutlass holds a CUTLASS checkout (with include/), it is used instead of the wheel;
-# where .carry/cutlass_example_55.so is what contenders/build.sh makes, it is timed too.
+# where .carry/cutlass_example_55.so is what contenders/build.sh makes, it is timed too; where .carry/kernels.tar.gz
+# holds a cache of kernels (of a machine without a GPU: bench/grid.py --compile-only sm_90a fills one), they are taken.
 # build installs into a folder of its own (.carry/site, kept between calls), not into the machine's Python.
 set -euo pipefail
 sections=${*:-build test grid bench}
 for section in $sections; do
   case $section in
-    build | test | grid | bench | types | edges) ;;
-    *) echo "on_gpu.sh: got section '$section'; allowed: build, test, grid, bench, types, edges" >&2; exit 2 ;;
+    build | test | grid | bench | types | edges | sanitize | counters) ;;
+    *)
+      allowed="build, test, grid, bench, types, edges, sanitize, counters"
+      echo "on_gpu.sh: got section '$section'; allowed: $allowed" >&2
+      exit 2
+      ;;
   esac
 done
 cd "$(dirname "$0")/.."
@@ -26,6 +33,10 @@ mkdir -p "$OUT" "$site"
 # Tests run from the repository; what is tested is the installed package.
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 export HUMMING_CUTLASS_CACHE_DIR=${HUMMING_CUTLASS_CACHE_DIR:-$root/.carry/kernels}
+if [ -f "$root/.carry/kernels.tar.gz" ] && [ ! -d "$HUMMING_CUTLASS_CACHE_DIR" ]; then
+  mkdir -m 700 -p "$HUMMING_CUTLASS_CACHE_DIR"
+  tar xzf "$root/.carry/kernels.tar.gz" -C "$HUMMING_CUTLASS_CACHE_DIR"
+fi
 if [ -d "$root/.carry/cutlass" ]; then
   export HUMMING_CUTLASS_CUTLASS_DIR=$root/.carry/cutlass
 fi
@@ -55,7 +66,9 @@ build() {
 }
 
 run_test() {
-  "$python" -m pytest -q -p no:cacheprovider --junitxml="$OUT/pytest.xml" -m gpu 2>&1 | tee "$OUT/pytest.txt"
+  # shellcheck disable=SC2086  # the arguments are words
+  "$python" -m pytest -q -p no:cacheprovider --junitxml="$OUT/pytest.xml" -m gpu ${TEST_ARGUMENTS:-} 2>&1 |
+    tee "$OUT/pytest.txt"
 }
 
 # The accuracy grid: every weight type, both activations, channel, g32 and g128, six values of m.
@@ -86,6 +99,11 @@ run_types() { suite hopper-types ${TYPES_ARGUMENTS:-}; }
 
 # shellcheck disable=SC2086  # the arguments are words
 run_edges() { suite hopper-edges ${EDGES_ARGUMENTS:-}; }
+
+run_sanitize() { bench/sanitize.sh; }
+
+# shellcheck disable=SC2086  # the arguments are words
+run_counters() { "$python" bench/counters.py ${COUNTERS_ARGUMENTS:-} --json "$OUT/counters.jsonl"; }
 
 failed=0
 for section in $sections; do
