@@ -563,3 +563,46 @@ def test_sparse_activations(layout: torch.layout) -> None:
     x = torch.eye(64).half().to_sparse(layout=layout)
     with pytest.raises(ArgumentError, match=r"a: got layout torch\.sparse_.*to_dense"):
         _small()(x)
+
+
+class _Extended(HummingLayer):
+    """A layer with state of its own beside the packed weight."""
+
+    def __init__(self) -> None:
+        super().__init__(48, 64, {"dtype": "int4", "group_size": 32})
+        self.gain = torch.nn.Parameter(torch.zeros(3))
+        self.register_buffer("seen", torch.zeros(2))
+        self.extra = torch.nn.Linear(2, 2)
+        self.extra_state: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.extra_state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra_state = state
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_state_of_a_subclass_is_loaded_too(strict: bool) -> None:
+    source, layer = _Extended(), _Extended()
+    source.load_from_unquantized(torch.randn(48, 64))
+    source.transform()
+    with torch.no_grad():
+        source.gain.fill_(7)
+    source.seen.fill_(5)
+    source.extra_state = {"steps": 3}
+    names = list(layer._buffers)
+    assert layer.load_state_dict(source.state_dict(), strict=strict) == ([], [])
+    assert set(layer._buffers) == set(names)
+    for name, value in source.state_dict().items():
+        other = layer.state_dict()[name]
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+    x = torch.randn(3, 64).half()
+    assert torch.equal(layer(x), source(x))
+    state = source.state_dict()
+    del state["gain"]
+    state["extra.more"] = state["other"] = torch.zeros(1)
+    missing, unexpected = layer.load_state_dict(state, strict=False)
+    assert (missing, sorted(unexpected)) == (["gain"], ["extra.more", "other"])
+    with pytest.raises(RuntimeError, match="gain"):
+        layer.load_state_dict(state)

@@ -24,6 +24,7 @@ from humming_cutlass.errors import (
     ToolchainError,
     UnsupportedError,
 )
+from humming_cutlass.layer import HummingLayer
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -522,3 +523,16 @@ def test_scales_too_far_apart_stay_as_they_are(exponents: tuple[int, int]) -> No
     assert not packed.scales_fit
     assert packed.global_scale is None
     assert (layout.unpack(packed)["scale"] == scale.half()).all()
+
+
+@pytest.mark.parametrize("parameter", ["scale", "global_scale"])
+@pytest.mark.parametrize("value", [True, 10**400])
+def test_numbers_that_are_none(parameter: str, value: Any) -> None:
+    words: dict[str, Any] = {"scale": 1.0, parameter: value}
+    codes = torch.zeros(16, 64, dtype=torch.uint8)
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=f"{parameter}: got"):
+        layout.pack(codes, words.pop("scale"), types=testing.make_types("int4", k=64), **words)
+    layer = HummingLayer(16, 64, "int4")
+    words = {"scale": torch.ones(16, 1).half(), "global_scale": 1.0, parameter: value}
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=f"{parameter}: got"):
+        layer.load_quantized(codes, **words)

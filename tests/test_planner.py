@@ -223,6 +223,7 @@ def test_old_gpus_are_refused(arch: str) -> None:
         ({"m": -1}, errors.ArgumentError, "m: got -1; allowed: at least 0; nearest supported: 0"),
         ({"n": 0}, errors.ArgumentError, "n: got 0; allowed: at least 1; nearest supported: 1"),
         ({"k": 0}, errors.ArgumentError, "k: got 0; allowed: at least 1; nearest supported: 1"),
+        ({"n": 1 << 31}, errors.ArgumentError, "n: got 2147483648; allowed: at most 2147483647"),
         ({"k": -64}, errors.ArgumentError, "k: got -64; allowed: at least 1; nearest supported: 1"),
         ({"m": 1.0}, errors.ArgumentTypeError, "m: got 1.0 (float); allowed: an int"),
         ({"n": "64"}, errors.ArgumentTypeError, "n: got '64' (str); allowed: an int"),

@@ -270,9 +270,10 @@ class HummingLayer(torch.nn.Module):
         if bias is not None:
             self._check_tensor("bias", bias, (self.shape_n,))
         if global_scale is not None and not isinstance(global_scale, torch.Tensor):
-            if not isinstance(global_scale, (int, float)):
+            if isinstance(global_scale, bool) or not isinstance(global_scale, (int, float)):
                 raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
-            global_scale = torch.tensor([global_scale], dtype=torch.float32, device="cpu")
+            number = layout.float_of(global_scale, "global_scale")
+            global_scale = torch.tensor([number], dtype=torch.float32, device="cpu")
         given = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
         loaded = {name: x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         layout.check_inputs(**loaded, types=self.types)
@@ -337,10 +338,9 @@ class HummingLayer(torch.nn.Module):
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         names = (*_PACKED, "format")
         found = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
-        if strict:
-            known = {prefix + name for name in names}
-            # A dot after the prefix would be a submodule's, and there are none.
-            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+        known = {prefix + name for name in names}
+        rest = {key: value for key, value in state_dict.items() if key not in known}
+        self._load_rest(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if not found:
             if strict:
                 missing_keys += [prefix + name for name in self._expected_names()]
@@ -357,6 +357,18 @@ class HummingLayer(torch.nn.Module):
         if packed.data.device != self.device:
             self._buffers["_anchor"] = torch.empty(0, device=packed.data.device)
         self._adopt(packed)
+
+    def _load_rest(self, state_dict: dict[str, Any], *arguments: Any) -> None:
+        """Loads what a subclass or a user has added, as every module does; the hooks have been called."""
+        buffers, hooks = self._buffers, self._load_state_dict_pre_hooks
+        self._buffers = {name: buffer for name, buffer in buffers.items() if name not in (*_PACKED, "format")}
+        self._load_state_dict_pre_hooks = type(hooks)()
+        try:
+            super()._load_from_state_dict(state_dict, *arguments)
+        finally:
+            loaded = self._buffers
+            self._buffers = {name: loaded.get(name, buffer) for name, buffer in buffers.items()}
+            self._load_state_dict_pre_hooks = hooks
 
     def _expected_names(self) -> list[str]:
         """Returns the names that a state dict of this layer has; a global scale is optional before one is loaded."""

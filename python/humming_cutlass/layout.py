@@ -335,8 +335,10 @@ def _check_codes(codes: Array, types: TypeConfig) -> None:
 
 def _beside(x: Any, codes: Array, parameter: str) -> Array:
     """Returns `x` in the library of `codes`, and on its device where `x` is one number."""
+    if isinstance(x, bool):
+        raise ArgumentTypeError(explain(parameter, x, "a number or a tensor"))
     if isinstance(x, (int, float)):
-        x = np.asarray(x, dtype=np.float64)
+        x = np.asarray(float_of(x, parameter), dtype=np.float64)
         if _tensors.is_torch(codes):
             import torch
 
@@ -353,6 +355,14 @@ def _beside(x: Any, codes: Array, parameter: str) -> Array:
             explain(parameter, f"device {_tensors.device_of(x)}", f"{_tensors.device_of(codes)} like codes")
         )
     return x
+
+
+def float_of(number: float, parameter: str) -> float:
+    """Returns a number as float; integers may be too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        raise ArgumentError(explain(parameter, f"a number of {len(str(number))} digits", "a finite number")) from None
 
 
 def _expand(x: Array, n: int, groups: int, parameter: str) -> Array:

@@ -359,6 +359,8 @@ def prepare(configs: Iterable[GemmConfig], *, progress: bool | None = None) -> N
     """
     from humming_cutlass import _C, build, emitter
 
+    if not isinstance(configs, Iterable):
+        raise ArgumentTypeError(explain("configs", type(configs).__name__, "GemmConfig objects"))
     configs = list(configs)
     for config in configs:
         if not isinstance(config, GemmConfig):
@@ -587,6 +589,7 @@ def planner_device(index: int) -> planner.Device:
     """
     if index is None:
         raise ArgumentError(explain("device", "cpu", "a CUDA device, whose kernels these are"))
+    index = integer(index, "index", "the index of a CUDA device")
     from humming_cutlass import _C
 
     return planner.Device.from_properties(dict[str, Any](_C.device_properties(index)))

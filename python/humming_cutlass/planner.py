@@ -19,12 +19,18 @@ from humming_cutlass.errors import ArgumentError, ArgumentTypeError, Unsupported
 __all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
 
 
+_MOST = 2**31 - 1
+"""The largest extent: kernels take 32-bit integers."""
+
+
 def _check_extent(parameter: str, value: object, least: int) -> None:
     """Refuses what is no integer (NumPy's are) and what is below `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentTypeError(explain(parameter, f"{value!r} ({type(value).__name__})", "an int"))
     if operator.index(value) < least:
         raise ArgumentError(explain(parameter, value, f"at least {least}", least))
+    if operator.index(value) > _MOST:
+        raise ArgumentError(explain(parameter, value, f"at most {_MOST}", _MOST))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
