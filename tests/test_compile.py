@@ -250,7 +250,7 @@ def test_wrong_traits_and_types_are_found(base: sass.Machine) -> None:
 def test_a_kernel_for_few_tokens_that_is_not_as_it_should_be_is_found() -> None:
     """One that waits for no kernel before it, one whose groups' factors come some other way."""
     device = planner.Device(arch="sm_90a", sm_count=132)
-    (config,) = planner.schedules(TYPES[4], device, mainloops=[support.SM90_DECODE])
+    config = planner.schedules(TYPES[4], device, mainloops=[support.SM90_DECODE])[-1]
     machine = sass.read(build.compile_kernels([emitter.emit(config)])[config.name])
     assert sass.problems(machine, config) == []
     for opcode, problem in (
