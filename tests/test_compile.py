@@ -247,6 +247,7 @@ def test_wrong_traits_and_types_are_found(base: sass.Machine) -> None:
     assert "8 bytes spilled, 0 bytes of stack" in sass.problems(many, BASE)
 
 
+@pytest.mark.slow
 def test_a_kernel_for_few_tokens_that_is_not_as_it_should_be_is_found() -> None:
     """One that waits for no kernel before it, one whose groups' factors come some other way."""
     device = planner.Device(arch="sm_90a", sm_count=132)
@@ -262,6 +263,7 @@ def test_a_kernel_for_few_tokens_that_is_not_as_it_should_be_is_found() -> None:
         assert sass.problems(dataclasses.replace(machine, opcodes=opcodes), config) == [problem]
 
 
+@pytest.mark.slow
 def test_a_multicast_that_is_missing_or_too_much_is_found() -> None:
     """A cluster of two receives A in the kernel for the most tokens, and in no other."""
     device = planner.Device(arch="sm_90a", sm_count=132)
