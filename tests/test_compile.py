@@ -288,6 +288,7 @@ def test_a_multicast_that_is_missing_or_too_much_is_found() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_spills_and_traps_of_real_kernels_are_found() -> None:
     """A kernel that may not have the registers it needs; the SM80 mainloop on a GPU before it."""
     source = emitter.emit(BASE)

@@ -50,6 +50,7 @@ def test_a_failure_has_the_output(tmp_path: pathlib.Path) -> None:
         run_script(_script(tmp_path, text))
 
 
+@pytest.mark.slow
 def test_a_hang_ends_with_its_children(tmp_path: pathlib.Path) -> None:
     """The child keeps the output open, as one does that hangs in a driver, and its frames are printed too."""
     text = """

@@ -258,6 +258,7 @@ def test_export_with_symbolic_m(name: str, strict: bool) -> None:
         testing.check_equal(module(x), layer(x))
 
 
+@pytest.mark.slow
 def test_an_exported_program_in_another_process(tmp_path: pathlib.Path) -> None:
     layer = _layer("zero-bias-bf16")
     m = torch.export.Dim("m")
