@@ -247,7 +247,7 @@ def test_the_comparison_finds_a_stale_value(chain: Chain) -> None:
         chain.check()
 
 
-SPEEDUP = 1.01
+SPEEDUP = 1.03
 """At least this much faster are GEMMs of one token that start early, measured: 11.7 against 11.3 microseconds."""
 
 
