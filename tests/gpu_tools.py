@@ -5,8 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import pytest
+import torch
+
 from humming_cutlass import ops, planner, support, testing
 from humming_cutlass.config import TypeConfig
+
+NEEDS_HOPPER = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+"""For `pytestmark`: tests of kernels that only compute capability 9.0 has."""
 
 
 @contextlib.contextmanager

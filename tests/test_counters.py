@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import bench_tools
 
 ROOT = Path(__file__).parents[1]
 TABLE = """==PROF== Connected to process 1
@@ -25,12 +26,7 @@ point {"kernel": "k2", "split_k": 2}
 
 @pytest.fixture(scope="module")
 def counters() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_counters", ROOT / "bench" / "counters.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("counters")
 
 
 def test_table(counters: Any) -> None:

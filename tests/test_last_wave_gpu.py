@@ -9,16 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
 
-from gpu_tools import bounds  # noqa: E402
+from gpu_tools import NEEDS_HOPPER, bounds  # noqa: E402
 from humming_cutlass import ops, planner, support, testing  # noqa: E402
 from humming_cutlass.config import GemmConfig, TypeConfig  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = NEEDS_HOPPER
 
 GROUPED = testing.make_types("int4", k=1024, element_a="bfloat16", group_size=128)
 CHANNEL = testing.make_types("uint6", k=1024, element_a="float16", group_size=-1, zero_point="integer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import bench_tools
 
 pytest.importorskip("torch")
 
@@ -22,13 +23,7 @@ H200 = planner.Device(arch="sm_90a", sm_count=132)
 
 @pytest.fixture(scope="module")
 def driver() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_sanitize", ROOT / "bench" / "sanitize.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("sanitize")
 
 
 @pytest.mark.parametrize("device", [H200, planner.Device(arch="sm_80", sm_count=108)], ids=lambda d: d.arch)

@@ -9,17 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
 
-from gpu_tools import bounds  # noqa: E402
+from gpu_tools import NEEDS_HOPPER, bounds  # noqa: E402
 from humming_cutlass import ops, planner, support, testing  # noqa: E402
 from humming_cutlass.config import GemmConfig, TypeConfig  # noqa: E402
 from humming_cutlass.errors import ArgumentError  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = NEEDS_HOPPER
 
 K = 4096
 GROUPED = testing.make_types("int4", k=K, element_a="bfloat16", group_size=128)

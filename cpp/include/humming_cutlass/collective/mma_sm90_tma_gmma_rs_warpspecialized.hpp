@@ -143,7 +143,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
 
   /// A producer thread: fills its part of the stages until the work is done. What lies beyond an edge arrives as zeros.
   ///
-  /// B is a constant: its first copy goes out before the kernels that this one depends on are complete.
+  /// A waits for the kernels that this one depends on. B is a constant: its first copy goes out before they are complete,
+  /// and all of them where A has a thread of its own.
   template <bool TakesA, bool TakesB>
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
     Scheduler const scheduler(args);

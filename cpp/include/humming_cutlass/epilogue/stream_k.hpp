@@ -1,5 +1,5 @@
 /// Stream-k: a CTA that stops inside the k range of an output tile leaves its fp32 sums in the workspace; the one that
-/// reaches the end of the tile adds those of all before it, in the order of k.
+/// reaches the end of the tile adds to its own those of all before it, which is a fixed order.
 #pragma once
 
 #include "humming_cutlass/device/arguments.hpp"
