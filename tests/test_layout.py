@@ -515,7 +515,7 @@ def test_scales_out_of_range_give_a_power_of_two(
     assert (mantissas == np.frexp(scale.astype(np.float64))[0]).all()
 
 
-@pytest.mark.parametrize("exponents", [(-14, 10), (-24, 0)])
+@pytest.mark.parametrize("exponents", [(-14, 10), (-24, 0), (-14, 0)])
 def test_scales_too_far_apart_stay_as_they_are(exponents: tuple[int, int]) -> None:
     types = testing.make_types("float8_e4m3", k=64, element_a="float16", group_size=32)
     scale = 2.0 ** torch.tensor([exponents] * 16, dtype=torch.float32)
