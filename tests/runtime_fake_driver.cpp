@@ -38,8 +38,8 @@ struct Launch {
 };
 
 struct Map {
-  uint64_t address, extent0, extent1, stride;
-  uint32_t box0, box1;
+  uint64_t address, extent0, extent1, stride, extent2, stride2;
+  uint32_t box0, box1, box2;  // box2 is 0 with two dimensions
   int32_t type, swizzle;
 };
 
@@ -370,8 +370,9 @@ Result cuThreadExchangeStreamCaptureMode(CaptureMode* exchanged) {
 Result cuTensorMapEncodeTiled(driver::TensorMap*, int type, uint32_t rank, void* address, uint64_t const* extents,
                               uint64_t const* strides, uint32_t const* box, uint32_t const*, int, int swizzle, int,
                               int) {
-  maps.push_back(
-      {reinterpret_cast<uint64_t>(address), extents[0], extents[1], strides[0], box[0], box[1], type, swizzle});
-  return rank == 2 ? kSuccess : 1;
+  bool const deep = rank == 3;
+  maps.push_back({reinterpret_cast<uint64_t>(address), extents[0], extents[1], strides[0], deep ? extents[2] : 0,
+                  deep ? strides[1] : 0, box[0], box[1], deep ? box[2] : 0, type, swizzle});
+  return rank == 2 || deep ? kSuccess : 1;
 }
 }

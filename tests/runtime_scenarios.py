@@ -140,8 +140,8 @@ class Launch(ctypes.Structure):
 
 class Map(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("address", "extent0", "extent1", "stride")),
-        *((name, ctypes.c_uint32) for name in ("box0", "box1")),
+        *((name, ctypes.c_uint64) for name in ("address", "extent0", "extent1", "stride", "extent2", "stride2")),
+        *((name, ctypes.c_uint32) for name in ("box0", "box1", "box2")),
         *((name, ctypes.c_int32) for name in ("type", "swizzle")),
     )
 
@@ -183,6 +183,7 @@ def cubin(**changes) -> str:
         "max_m": 0,
         "dependent_launch": 0,
         "box_m": 0,
+        "slab_atoms": 0,
         "box_n": 0,
         "box_b": 0,
         "box_scale": 0,
@@ -456,8 +457,10 @@ def tensor_maps():
     assert (found.address, found.extent0, found.extent1, found.stride) == (a.pointer, K, 33, 416)
     assert (found.box0, found.box1, found.type, found.swizzle) == (64, 32, 6, 3)
     bound.run(a_of(1, strides=(3, 1)), d_of(1), 0)
-    assert last_map().stride == 400
-    plan(kernel(box_m=8), element_a="bfloat16").run(FakeTensor((2, K), BFLOAT16), d_of(2), 0)
+    assert (last_map().stride, last_map().box1) == (400, 1), "no row that does not exist"
+    bound.run(a_of(31), d_of(31), 0)
+    assert last_map().box1 == 31
+    plan(kernel(box_m=8), element_a="bfloat16").run(FakeTensor((9, K), BFLOAT16), d_of(9), 0)
     assert (last_map().type, last_map().box1) == (9, 8)
     for _ in range(2):  # a map that cannot be is not kept
         raises(
@@ -468,6 +471,33 @@ def tensor_maps():
         )
     raises(ArgumentError, lambda: bound.run(a_of(2, strides=(0, 1)), d_of(2), 0), "row stride of 0")
     raises(ArgumentError, lambda: bound.run(a_of(2, offset=2), d_of(2), 0), "a: got a data pointer", "16-byte aligned")
+
+
+def tensor_maps_of_slabs():
+    """The kernel for few tokens takes all atoms of a slab of A at once, where a map can be."""
+    traits = kernel(max_m=8, persistent=1, box_m=8, slab_atoms=8)
+    few = plan(traits)  # k 200 ends inside an atom
+    count = fake.fake_maps()
+    few.run(a_of(2), d_of(2), 0)
+    assert fake.fake_maps() == count
+    b, scale = FakeTensor((3, 90, 128), INT32), FakeTensor((3, 1, 16), FLOAT16)
+    many = plan(traits, k=90 * 64, groups=1, b=b, scale=scale)
+
+    def box_of(m, **words):
+        before = fake.fake_maps()
+        many.run(FakeTensor((m, 90 * 64), FLOAT16, **words), d_of(m), 0)
+        return fake.fake_maps() - before, last_map().box2
+
+    a = FakeTensor((3, 90 * 64), FLOAT16, strides=(6000, 1))
+    many.run(a, d_of(3), 0)
+    found = last_map()
+    assert (found.address, found.extent0, found.extent1, found.extent2) == (a.pointer, 64, 3, 90)
+    assert (found.stride, found.stride2, found.box0, found.box1, found.swizzle) == (12000, 128, 64, 3, 3)
+    # 90 atoms for 16 warps: 6 each; 5 rows of 6, 7 rows of 4 are what a warp can hold, then in two slabs of 3, at least 4.
+    assert (found.box2, box_of(5), box_of(7), box_of(8)) == (6, (1, 6), (1, 4), (1, 4))
+    assert box_of(2, strides=(6001, 1))[0] == 0, "rows that are not aligned"
+    assert box_of(2, offset=2)[0] == 0, "an address that is not"
+    assert box_of(1, strides=(7, 1)) == (1, 6), "the stride of one row means nothing"
 
 
 def tensor_maps_of_the_weight():

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from humming_cutlass import build, emitter, support
-from humming_cutlass.config import GemmConfig
+from humming_cutlass.config import ATOM_K, GemmConfig
 
 __all__ = ["TABLE_HEADER", "Machine", "constant", "problems", "read", "table_row", "tool", "traits_fields"]
 
@@ -30,7 +30,7 @@ _COPIES = ("LDGSTS", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLK
 _EXPECTED_COPIES = {
     support.SM80: {"LDGSTS"},
     support.SM90: {"UTMALDG"},
-    support.SM90_DECODE: {"UBLKCP"},
+    support.SM90_DECODE: {"UBLKCP", "UTMALDG"},
 }
 #: griddepcontrol.wait and .launch_dependents.
 _DEPENDENT_LAUNCH = {"ACQBULK", "PREEXIT"}
@@ -38,7 +38,7 @@ _DEPENDENT_LAUNCH = {"ACQBULK", "PREEXIT"}
 _EXPECTED_OTHERS = {
     support.SM80: {"LDSM", "LDGDEPBAR"},
     support.SM90: {"SYNCS", "USETMAXREG", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT", *_DEPENDENT_LAUNCH},
-    support.SM90_DECODE: {"SYNCS", *_DEPENDENT_LAUNCH},
+    support.SM90_DECODE: {"LDSM", "SYNCS", *_DEPENDENT_LAUNCH},
 }
 _LOCAL = ("STL", "LDL")
 #: Opcode lines: address, perhaps a predicate, opcode.
@@ -134,13 +134,14 @@ def read(cubin: Path) -> Machine:
 
 
 def expected_mma(config: GemmConfig) -> tuple[str, int]:
-    """The only MMA opcode that the kernel may hold, and how many of it go through one k tile."""
+    """The only MMA opcode that the kernel may hold, and how many of it go through one k tile, or a slab of each width."""
     (tile_m, _, tile_k), (warp_m, warp_n) = config.schedule.tile_shape, config.schedule.warp_shape
     suffix = ".F32.BF16" if config.types.element_a == "bfloat16" else ".F32"
     if config.schedule.mainloop == support.SM80:
         return f"HMMA.16816{suffix}", (warp_m // 8) * (warp_n // 16) * (tile_k // 16)
     if config.schedule.mainloop == support.SM90_DECODE:
-        return f"HMMA.16816{suffix}", tile_m // 8 * (tile_k // support.DECODE_WARPS // 16)
+        atoms = sum(support.decode_slabs(config.schedule))  # of each width once
+        return f"HMMA.16816{suffix}", tile_m // 8 * atoms * (ATOM_K // 16)
     return f"HGMMA.64x{tile_m}x16{suffix}", tile_k // 16
 
 

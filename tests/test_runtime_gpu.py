@@ -270,6 +270,7 @@ def test_traits(paths: dict[str, str]) -> None:
         "max_m": 0,
         "dependent_launch": 0,
         "box_m": 0,
+        "slab_atoms": 0,
         "box_n": 0,
         "box_b": 0,
         "box_scale": 0,

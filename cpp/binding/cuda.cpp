@@ -97,6 +97,7 @@ nb::dict kernel_traits(Kernel& kernel, int device) {
   result["max_m"] = traits.max_m;
   result["dependent_launch"] = traits.dependent_launch;
   result["box_m"] = traits.box_m;
+  result["slab_atoms"] = traits.slab_atoms;
   result["box_n"] = traits.box_n;
   result["box_b"] = traits.box_b;
   result["box_scale"] = traits.box_scale;
@@ -151,7 +152,8 @@ void bind_cuda(nb::module_& module) {
       .def_prop_ro("entry", &Kernel::entry, "The name of the kernel in the cubin.")
       .def("traits", &kernel_traits, "device"_a,
            "Loads the kernel on a device and returns its KernelTraits: version, threads, smem_bytes, tile_m, tile_n, "
-           "tile_k, cluster_size, cluster_split_k, persistent, max_m, dependent_launch, box_m, box_n, box_b, "
+           "tile_k, cluster_size, cluster_split_k, persistent, max_m, dependent_launch, box_m, slab_atoms, box_n, "
+           "box_b, "
            "box_scale, box_zero. "
            "Raises LaunchError where the device cannot run it.");
 

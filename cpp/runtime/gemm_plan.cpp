@@ -36,6 +36,7 @@ struct EncodedA {
   int64_t stride;
   int32_t k;
   int32_t box_m;
+  int32_t box_atoms;
   Element element;
   driver::TensorMap map;
 };
@@ -128,16 +129,17 @@ void GemmPlan::encode_weight(KernelTraits const& traits) {
 
 driver::TensorMap const& GemmPlan::map_of_a(Matrix const& a, KernelTraits const& traits) const {
   EncodedA& known = encoded_a(a.data);
+  int const box_atoms = traits.slab_atoms > 0 ? decode_slab_atoms(int32_t(a.rows), weight_.k, traits.slab_atoms) : 0;
   if (known.data != a.data || known.rows != a.rows || known.stride != a.stride || known.k != weight_.k ||
-      known.box_m != traits.box_m || known.element != element_a_) {
+      known.box_m != traits.box_m || known.box_atoms != box_atoms || known.element != element_a_) {
     known.data = nullptr;  // while it is being changed: encoding may throw
-    known.map = encode_a(a, traits);
-    known = {a.data, a.rows, a.stride, weight_.k, traits.box_m, element_a_, known.map};
+    known.map = encode_a(a, traits.box_m, box_atoms);
+    known = {a.data, a.rows, a.stride, weight_.k, traits.box_m, box_atoms, element_a_, known.map};
   }
   return known.map;
 }
 
-driver::TensorMap GemmPlan::encode_a(Matrix const& a, KernelTraits const& traits) const {
+driver::TensorMap GemmPlan::encode_a(Matrix const& a, int box_m, int box_atoms) const {
   driver::Functions const& f = driver::functions();
   require_tensor_maps();
   int64_t const element_bytes = bytes_of(element_a_);
@@ -149,16 +151,19 @@ driver::TensorMap GemmPlan::encode_a(Matrix const& a, KernelTraits const& traits
         "a", "a row stride of " + std::to_string(a.stride) + " elements",
         "a positive multiple of " + std::to_string(kTensorMapAlignment / element_bytes) + " for this kernel");
   }
-  uint64_t const extents[2] = {uint64_t(weight_.k), uint64_t(a.rows)};
-  uint64_t const strides[1] = {uint64_t(a.stride * element_bytes)};
-  uint32_t const box[2] = {uint32_t(kBoxBytes / element_bytes), uint32_t(traits.box_m)};
-  uint32_t const element_strides[2] = {1, 1};
+  // In boxes of one atom's columns (columns, rows), or of several (columns of an atom, rows, atoms).
+  uint64_t const columns = box_atoms > 0 ? kAtomColumns : weight_.k;
+  uint64_t const extents[3] = {columns, uint64_t(a.rows), uint64_t(weight_.k / kAtomColumns)};
+  uint64_t const strides[2] = {uint64_t(a.stride * element_bytes), uint64_t(kBoxBytes)};
+  uint32_t const box[3] = {uint32_t(kAtomColumns), uint32_t(std::min<int64_t>(box_m, a.rows)), uint32_t(box_atoms)};
+  uint32_t const element_strides[3] = {1, 1, 1};
   driver::TensorMap map;
-  driver::check(f.cuTensorMapEncodeTiled(
-                    &map, element_a_ == Element::kBFloat16 ? driver::kTensorMapBFloat16 : driver::kTensorMapFloat16, 2,
-                    a.data, extents, strides, box, element_strides, driver::kTensorMapInterleaveNone,
-                    driver::kTensorMapSwizzle128B, driver::kTensorMapPromotionL2_256B, driver::kTensorMapFillZero),
-                "cuTensorMapEncodeTiled");
+  driver::check(
+      f.cuTensorMapEncodeTiled(
+          &map, element_a_ == Element::kBFloat16 ? driver::kTensorMapBFloat16 : driver::kTensorMapFloat16,
+          box_atoms > 0 ? 3 : 2, a.data, extents, strides, box, element_strides, driver::kTensorMapInterleaveNone,
+          driver::kTensorMapSwizzle128B, driver::kTensorMapPromotionL2_256B, driver::kTensorMapFillZero),
+      "cuTensorMapEncodeTiled");
   return map;
 }
 
@@ -252,7 +257,10 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   static_assert(sizeof(maps) == sizeof(TensorMaps));
   void* parameters[2] = {&arguments, nullptr};
   if (traits.box_m > 0) {
-    maps.a = map_of_a(a, traits);
+    auto const address = reinterpret_cast<uint64_t>(a.data);
+    if (traits.slab_atoms == 0 || decode_maps_a(address, a.stride * bytes_of(element_a_), int32_t(m), weight_.k)) {
+      maps.a = map_of_a(a, traits);
+    }
     maps.b = map_b_;
     maps.scale = map_scale_;
     maps.zero = map_zero_;

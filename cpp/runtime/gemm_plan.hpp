@@ -63,7 +63,7 @@ class GemmPlan {
 
  private:
   driver::TensorMap const& map_of_a(Matrix const& a, KernelTraits const& traits) const;
-  driver::TensorMap encode_a(Matrix const& a, KernelTraits const& traits) const;
+  driver::TensorMap encode_a(Matrix const& a, int box_m, int box_atoms) const;
   driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words,
                                   KernelTraits const& traits) const;
   void encode_weight(KernelTraits const& traits);

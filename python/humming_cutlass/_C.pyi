@@ -39,6 +39,7 @@ class _KernelTraits(TypedDict):
     cluster_size: int
     persistent: int
     box_m: int
+    slab_atoms: int
     box_n: int
     box_b: int
     box_scale: int

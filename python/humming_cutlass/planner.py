@@ -84,6 +84,7 @@ _SM80_SCHEDULES = (
 # 192 rows deal out evenly where 128 leave a half-empty wave. Many tokens: the largest tile that the accumulators allow.
 # With those for few tokens, they are at most 8 kernels.
 _SM90_TILES = (
+    ((8, 128, 256), 5),
     ((16, 128, 256), 4),
     ((32, 128, 256), 5),
     ((64, 128, 256), 4),
@@ -93,9 +94,8 @@ _SM90_TILES = (
 )
 _SM90_MIN_STAGES = 3
 
-# Up to 8 tokens a warp holds its slice of A for 512 columns, or for 256 where k is short, or where the rings of wide
-# weights leave no room for more.
-_DECODE_TILES = ((8, 16, 4096), (8, 16, 8192))
+# Up to 8 tokens a warp holds its slice of A for 512 columns, or for fewer where the rings of wide weights leave no room.
+_DECODE_TILES = ((8, 16, 8192), (8, 16, 6144), (8, 16, 4096))
 _DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
 _DECODE_MAX_STAGES = 3
@@ -170,14 +170,14 @@ def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
 
 
 def _decode_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
-    """Returns the kernels for few tokens, those whose rings fit; none before SM90."""
+    """Returns the kernel for few tokens, the one with the widest slabs whose rings fit; none before SM90."""
 
     def fitting(tile: tuple[int, int, int]) -> GemmConfig | None:
         wanted = _DECODE_RING_BYTES * 8 // (tile[1] * tile[2] * types.bits)
         stages = range(min(max(wanted, 2), _DECODE_MAX_STAGES), 1, -1)
         return _fitting(types, arch, support.SM90_DECODE, tile, (tile[0], tile[1]), stages)
 
-    return [config for config in map(fitting, _DECODE_TILES) if config is not None]
+    return [config for config in map(fitting, _DECODE_TILES) if config is not None][:1]
 
 
 def schedules(types: TypeConfig, device: Device, *, mainloops: Collection[str] | None = None) -> list[GemmConfig]:

@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from humming_cutlass import dtypes
-from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
 from humming_cutlass.errors import explain
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "check_arch",
     "check_types",
     "compute_capability",
+    "decode_slabs",
     "represents",
     "scale_range",
     "shares_tokens",
@@ -50,6 +51,8 @@ MAINLOOPS_FOR_ANY_TENSORS = (SM80, SM90_DECODE)
 """Those that take rows of A at any address, and group scales of any size."""
 
 DECODE_WARPS = 16
+_DECODE_BYTES_A = 32 * 128
+"""Shared memory of a warp for A there: kDecodeBlocksA of device/arguments.hpp."""
 """Warps of a CTA of SM90_DECODE, which split its k tile; MmaSm90BulkMultistage::Warps."""
 
 ARCHS = (
@@ -194,12 +197,11 @@ def smem_bytes(config: GemmConfig) -> int:
     b = tile_n * tile_k * types.bits // 8
     stored_zero = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
     zero_bytes = dtypes.parse(stored_zero).bits // 8 if stored_zero else 0
-    decode = config.schedule.mainloop == SM90_DECODE
-    groups = tile_n * _group_count(types.group_size, tile_k // DECODE_WARPS if decode else tile_k)
-    scales = groups * (dtypes.parse(types.element_scale).bits // 8)
-    if decode:
-        zeros = (groups if types.group_size != -1 else tile_n) * zero_bytes
-        return _smem_bytes_decode(config.schedule, b // DECODE_WARPS + scales + zeros)
+    scale_bytes = dtypes.parse(types.element_scale).bits // 8
+    if config.schedule.mainloop == SM90_DECODE:
+        return _smem_bytes_decode(types, config.schedule, scale_bytes, zero_bytes)
+    groups = tile_n * _group_count(types.group_size, tile_k)
+    scales = groups * scale_bytes
     zeros = groups * zero_bytes
     d = dtypes.parse(types.element_d).bits // 8
     if config.schedule.mainloop == SM80:
@@ -211,12 +213,23 @@ def smem_bytes(config: GemmConfig) -> int:
     return _round_up(_round_up(stages + barriers, 1024) + epilogue, 1024)
 
 
-def _smem_bytes_decode(schedule: ScheduleConfig, slab: int) -> int:
-    """Returns the shared memory of rings of slabs, barriers, and sums of as many atom rows as fit, at most 8."""
-    rings = DECODE_WARPS * (slab + 8) * schedule.stage_count
-    sums = DECODE_WARPS * schedule.tile_shape[0] // 8 * 512
-    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 128) // sums))
-    return _round_up(rings + rows * sums, 128)
+def decode_slabs(schedule: ScheduleConfig) -> range:
+    """Returns the widths of a slab, in atoms, that the kernel for few tokens holds code for, see GemmSm90Decode."""
+    most = schedule.tile_shape[2] // (DECODE_WARPS * ATOM_K)
+    return range(most // 2, most + 1)
+
+
+def _smem_bytes_decode(types: TypeConfig, schedule: ScheduleConfig, scale_bytes: int, zero_bytes: int) -> int:
+    """Returns the shared memory of rings of slabs, A, barriers, and sums of as many atom rows as fit, at most 8."""
+    atoms = decode_slabs(schedule)[-1]
+    groups = ATOM_N * _group_count(types.group_size, atoms * ATOM_K)
+    zeros = (groups if types.group_size != -1 else ATOM_N) * zero_bytes
+    slab = ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * scale_bytes + zeros
+    barriers = 8 * (schedule.stage_count * atoms + 1)
+    rings = DECODE_WARPS * (slab * schedule.stage_count + _DECODE_BYTES_A + barriers)
+    sums = DECODE_WARPS * 512
+    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 1024) // sums))
+    return _round_up(rings + rows * sums, 1024)
 
 
 def shares_tokens(schedule: ScheduleConfig) -> bool:
@@ -316,11 +329,9 @@ def _check_sm90_decode(config: GemmConfig) -> str | None:
     (tile_m, tile_n, tile_k) = schedule.tile_shape
     if config.arch != "sm_90a":
         return explain("mainloop", schedule.mainloop, f"one that {config.arch} has", SM80)
-    if tile_m not in (8, 16) or tile_n != 16 or tile_k not in (2048, 4096, 8192):
-        allowed = "m one of 8, 16; n 16; k one of 2048, 4096, 8192"
+    if (tile_m, tile_n) != (8, 16) or tile_k not in (2048, 4096, 6144, 8192):
+        allowed = "m 8, n 16, k one of 2048, 4096, 6144, 8192"
         return explain("tile_shape", schedule.tile_shape, allowed, (8, 16, 4096))
-    if tile_m * tile_k > 8 * 8192:
-        return explain("tile_shape", schedule.tile_shape, "m * k at most 65536, what the registers hold of A")
     if schedule.warp_shape != (tile_m, 16):
         allowed = "(tile m, 16): a warp multiplies an atom row by all tokens"
         return explain("warp_shape", schedule.warp_shape, allowed, (tile_m, 16))

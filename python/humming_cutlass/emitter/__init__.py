@@ -24,7 +24,7 @@ TRAITS_SYMBOL = "humming_cutlass_traits"
 _KERNELS = {
     support.SM80: ("GemmSm80", "gemm_sm80.hpp", False),
     support.SM90: ("GemmSm90", "gemm_sm90.hpp", True),
-    support.SM90_DECODE: ("GemmSm90Decode", "gemm_sm90_decode.hpp", False),
+    support.SM90_DECODE: ("GemmSm90Decode", "gemm_sm90_decode.hpp", True),
 }
 """Mainloop -> the kernel's template, its header under kernel/, and whether it takes tensor maps."""
 

@@ -1,16 +1,22 @@
 /// Mainloop for SM90 and few tokens: the weight streams through rings of bulk copies, one ring a warp; mma.sync.
 ///
 /// A CTA owns whole atom rows (16 weight rows) over the full k and never shares one, so nothing is summed between CTAs.
-/// Its warps split k: warp w takes columns [w * WarpK, (w + 1) * WarpK) of every `TileShape::K`, keeps its slice of A in
+/// Its warps split k: warp w takes columns [w * WarpK, (w + 1) * WarpK) of every 16 * WarpK, keeps its slice of A in
 /// registers for all atom rows, and leaves partial sums in shared memory, which the CTA adds in the order of k. Until
-/// then no warp waits for another.
+/// then no warp waits for another. The width of a slice, `SlabAtoms` atoms, is a constant, so that the code of a slab has
+/// no branches; the kernel holds this mainloop for several widths and takes that of `decode_slab_atoms`.
+///
+/// A slice of A comes by one TMA copy into shared memory of the warp, and the next one as soon as this one is in
+/// registers. Where a tensor map cannot be, the warp's lanes read it.
 ///
 /// As in the SM80 mainloop the weight, the user's B, is the instruction's operand A, and scales multiply fp32
 /// accumulators. A slab is what a warp multiplies at a time: one atom row x WarpK columns.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm80.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "humming_cutlass/arch/sm90.hpp"
 #include "humming_cutlass/collective/mma_atom_sm80.hpp"
@@ -22,7 +28,7 @@
 
 namespace humming_cutlass::collective {
 
-template <class Config>
+template <class Config, int SlabAtoms>
 struct MmaSm90BulkMultistage {
   using ElementA = typename Config::ElementA;
   using ElementB = typename Config::ElementB;
@@ -38,12 +44,11 @@ struct MmaSm90BulkMultistage {
   static constexpr bool HasFloatingZero = HasZero && !HasIntegerZero;
   using Zero = ToFloat<std::conditional_t<HasZero, ElementZero, float>>;
 
-  static constexpr int StageCount = Config::StageCount;
-  static constexpr int Warps = 16;
+  static constexpr int Warps = kDecodeWarps;
   static constexpr int Threads = 32 * Warps;
-  static constexpr int WarpK = TileShape::K / Warps;
-  static constexpr int AtomColumns = WarpK / 64;
-  static constexpr int TokenTiles = TileShape::M / 8;  ///< MMA tiles along m
+  static constexpr int AtomColumns = SlabAtoms;
+  static constexpr int WarpK = 64 * AtomColumns;
+  static constexpr int MaxAtoms = TileShape::K / (64 * Warps);
 
   using Groups = GroupMap<Config::GroupSize, WarpK>;
   static constexpr bool Grouped = Groups::Grouped;
@@ -51,37 +56,50 @@ struct MmaSm90BulkMultistage {
   static constexpr int Center = HasFloatingZero ? 1 << (Dequant::Bits - 1) : Dequant::Center;
 
   static constexpr int BytesAtom = Atom::Words * 4;
-  static constexpr int BytesB = AtomColumns * BytesAtom;
   static constexpr int BytesGroupScale = 16 * int(sizeof(typename Scale::Storage));
   static constexpr int BytesGroupZero = 16 * int(sizeof(typename Zero::Storage));
-  static constexpr int BytesScale = Groups::TileGroups * BytesGroupScale;
   static constexpr int ZeroGroups = !HasZero ? 0 : Grouped ? Groups::TileGroups : 1;
-  static constexpr int BytesZero = ZeroGroups * BytesGroupZero;
-  static constexpr int StageBytes = BytesB + BytesScale + BytesZero;
-  static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
+  static constexpr int OffsetScale = AtomColumns * BytesAtom;
+  static constexpr int OffsetZero = OffsetScale + Groups::TileGroups * BytesGroupScale;
+  static constexpr int StageBytes = OffsetZero + ZeroGroups * BytesGroupZero;
+
+  /// The ring of one warp: as many stages as asked for of the widest slab, and more of narrower ones in the same bytes.
+  static constexpr int RingBytes = [] {
+    using Widest = GroupMap<Config::GroupSize, 64 * MaxAtoms>;
+    constexpr int zero_groups = !HasZero ? 0 : Grouped ? Widest::TileGroups : 1;
+    return Config::StageCount *
+           (MaxAtoms * BytesAtom + Widest::TileGroups * BytesGroupScale + zero_groups * BytesGroupZero);
+  }();
+  static constexpr int StageCount = RingBytes / StageBytes;
+  static constexpr int MaxStages = Config::StageCount * MaxAtoms;  ///< of any width
   /// Warps whose first slab is requested before A: what memory keeps in flight. More would delay A, less the weight.
   static constexpr int EarlyWarps = 4;
-  /// Partial sums of an atom row: a tile of 16 x 8 floats for each warp and MMA tile.
-  static constexpr int BytesSums = Warps * TokenTiles * 512;
-  /// Atom rows that are summed at a time: what shared memory holds beside the rings; more than 8 gain nothing.
+  static constexpr int BytesA = kDecodeBlocksA * 128;
+  /// Partial sums of an atom row: a tile of 16 x 8 floats for each warp.
+  static constexpr int BytesSums = Warps * 512;
+  /// Atom rows that are summed at a time: what shared memory holds beside the rings and A; more than 8 gain nothing.
   static constexpr int RowBlock = [] {
-    constexpr int rest = 227 * 1024 - Warps * (RingBytes + 8 * StageCount) - 128;
+    constexpr int rest = 227 * 1024 - Warps * (RingBytes + BytesA + 8 * (MaxStages + 1)) - 1024;
     return rest / BytesSums > 8 ? 8 : rest / BytesSums;
   }();
 
-  static_assert(TileShape::N == 16, "MmaSm90Bulk: TileShape::N must be 16, an atom row");
-  static_assert(TileShape::K % (64 * Warps) == 0, "MmaSm90Bulk: TileShape::K must be a multiple of 1024");
+  static_assert(TileShape::M == 8 && TileShape::N == 16, "MmaSm90Bulk: TileShape must be 8 x 16, an atom row");
+  static_assert(TileShape::K % (64 * Warps) == 0 && SlabAtoms <= MaxAtoms,
+                "MmaSm90Bulk: TileShape::K must be a multiple of 1024, and hold a slab for each warp");
+  static_assert(StageCount >= 2 && StageCount <= MaxStages, "MmaSm90Bulk: a stage is too long, or too short");
   static_assert(!HasZero || Dequant::TakesZero, "MmaSm90Bulk: only integer weights take a zero point");
 
-  using Accumulator = float[TokenTiles][4];
+  using Accumulator = float[4];
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 
   static_assert(RowBlock >= 1, "MmaSm90Bulk: more shared memory than SM90 has; choose fewer stages");
 
   struct SharedStorage {
-    alignas(128) uint8_t rings[Warps][RingBytes];
-    alignas(16) float4 sums[RowBlock * Warps * TokenTiles * 32];  // (atom rows, k slices, MMA tiles, lanes)
-    uint64_t full[Warps][StageCount];
+    alignas(1024) uint8_t a[Warps][BytesA];
+    uint8_t rings[Warps][RingBytes];
+    float4 sums[RowBlock * Warps * 32];  // (atom rows, k slices, lanes)
+    uint64_t full[Warps][MaxStages];
+    uint64_t full_a[Warps];
   };
 
   /// The slabs of a warp in the order in which it multiplies them: atom rows, inside columns, inside blocks of atom rows.
@@ -118,17 +136,34 @@ struct MmaSm90BulkMultistage {
     }
 
     __device__ int32_t block_end() const { return min(block + block_rows, row_end); }
+
+    /// The column after this one; negative where none follows, or no other.
+    __device__ int32_t next_column() const {
+      Sequence next = *this;
+      next.row = block_end() - 1;
+      next.advance();
+      return next.valid() && next.column != column ? next.column : -1;
+    }
   };
 
   GemmArguments const& args;
+  TensorMap const& map_a;
+  uint8_t* slice;  ///< of A
+  uint64_t* full_a;
   uint8_t* ring;
   uint64_t* full;
   int lane;
-  Sequence ahead;  ///< the slab that is copied next
+  uint32_t phase_a = 0;
 
-  __device__ MmaSm90BulkMultistage(GemmArguments const& arguments, uint8_t* warp_ring, uint64_t* warp_full,
-                                   Sequence const& sequence)
-      : args(arguments), ring(warp_ring), full(warp_full), lane(threadIdx.x % 32), ahead(sequence) {}
+  __device__ MmaSm90BulkMultistage(GemmArguments const& arguments, TensorMap const& map, SharedStorage& shared,
+                                   int warp, int lane_index)
+      : args(arguments),
+        map_a(map),
+        slice(shared.a[warp]),
+        full_a(&shared.full_a[warp]),
+        ring(shared.rings[warp]),
+        full(shared.full[warp]),
+        lane(lane_index) {}
 
   __device__ int32_t atoms_k() const { return (args.k + 63) / 64; }
 
@@ -138,6 +173,7 @@ struct MmaSm90BulkMultistage {
       for (int s = 0; s < StageCount; ++s) {
         FullBarrier::init(full + s, 1);
       }
+      FullBarrier::init(full_a, 1);
       cutlass::arch::fence_barrier_init();
     }
     if (atoms_k() % AtomColumns != 0) {
@@ -151,25 +187,23 @@ struct MmaSm90BulkMultistage {
     __syncwarp();
   }
 
-  /// Issues the copies of the next slab into `stage`: B by one bulk copy, scales and zero points by cp.async.
-  __device__ void load(int stage) {
-    if (ahead.valid()) {
+  /// Issues the copies of slab `at` into `stage`: B by one bulk copy, scales and zero points by cp.async.
+  __device__ void load(int stage, Sequence const& at) const {
+    if (at.valid()) {
       uint8_t* const target = ring + stage * StageBytes;
       if (lane == 0) {
-        int32_t const atom = ahead.column * AtomColumns;
+        int32_t const atom = at.column * AtomColumns;
         uint32_t const bytes = min(AtomColumns, atoms_k() - atom) * BytesAtom;
         auto const* const b = static_cast<uint8_t const*>(args.ptr_b);
         FullBarrier::arrive_and_expect_tx(full + stage, bytes);
-        arch::bulk_copy_evict_first(b + (int64_t(ahead.row) * atoms_k() + atom) * BytesAtom, target, full + stage,
-                                    bytes);
+        arch::bulk_copy_evict_first(b + (int64_t(at.row) * atoms_k() + atom) * BytesAtom, target, full + stage, bytes);
       }
       if constexpr (Grouped) {
-        load_groups<Groups::TileGroups, BytesGroupScale>(args.ptr_scale, target + BytesB);
+        load_groups<Groups::TileGroups, BytesGroupScale>(at, args.ptr_scale, target + OffsetScale);
       }
       if constexpr (HasZero) {
-        load_groups<ZeroGroups, BytesGroupZero>(args.ptr_zero, target + BytesB + BytesScale);
+        load_groups<ZeroGroups, BytesGroupZero>(at, args.ptr_zero, target + OffsetZero);
       }
-      ahead.advance();
     }
     if constexpr (Grouped || HasZero) {
       cute::cp_async_fence();
@@ -178,128 +212,119 @@ struct MmaSm90BulkMultistage {
 
   /// The factors of `Count` groups of an atom row; zeros for groups beyond k.
   template <int Count, int BytesGroup>
-  __device__ void load_groups(void const* pointer, uint8_t* target) const {
+  __device__ void load_groups(Sequence const& at, void const* pointer, uint8_t* target) const {
     constexpr int GroupChunks = BytesGroup / 16;
     int32_t first = 0;
     if constexpr (Grouped) {
-      first = Groups::first(ahead.column);
+      first = Groups::first(at.column);
     }
     auto const* const source =
-        static_cast<uint8_t const*>(pointer) + (int64_t(ahead.row) * args.groups + first) * BytesGroup;
-    for (int c = lane; c < Count * GroupChunks; c += 32) {
-      bool const valid = first + c / GroupChunks < args.groups;
-      cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
-          *reinterpret_cast<cute::uint128_t const*>(valid ? source + c * 16 : static_cast<uint8_t const*>(pointer)),
-          *reinterpret_cast<cute::uint128_t*>(target + c * 16), valid);
+        static_cast<uint8_t const*>(pointer) + (int64_t(at.row) * args.groups + first) * BytesGroup;
+    constexpr int Chunks = Count * GroupChunks;
+#pragma unroll
+    for (int i = 0; i < (Chunks + 31) / 32; ++i) {
+      int const c = i * 32 + lane;
+      if (c < Chunks) {
+        bool const valid = first + c / GroupChunks < args.groups;
+        cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
+            *reinterpret_cast<cute::uint128_t const*>(valid ? source + c * 16 : static_cast<uint8_t const*>(pointer)),
+            *reinterpret_cast<cute::uint128_t*>(target + c * 16), valid);
+      }
     }
   }
 
-  using Fragment =
-      uint32_t[TokenTiles][AtomColumns][2][4];  // (MMA tiles, atoms, k32 halves, registers of two k16 steps)
+  using Fragment = uint32_t[AtomColumns][2][4];  // (atoms, k32 halves, registers of two k16 steps)
 
-  /// Whether rows of A start at 16-byte boundaries.
-  __device__ bool aligned_a() const {
-    return reinterpret_cast<uintptr_t>(args.ptr_a) % 16 == 0 && args.stride_a % 8 == 0;
+  __device__ bool maps_a() const {
+    return decode_maps_a(reinterpret_cast<uint64_t>(args.ptr_a), args.stride_a * 2, args.m, args.k);
   }
 
-  /// Eight columns of one token: what a lane holds of 32 columns of A before `transpose_quad`.
-  __device__ uint16_t const* chunk_a(int32_t column, int tile, int half) const {
-    int64_t const token = tile * 8 + lane / 4;
-    return static_cast<uint16_t const*>(args.ptr_a) + token * args.stride_a + column * WarpK + half * 32 + lane % 4 * 8;
-  }
-
-  /// Whether all of A that meets column `column` of B can be read 16 bytes at a time.
-  __device__ bool whole_a(int32_t column) const { return aligned_a() && (column + 1) * WarpK <= args.k; }
-
-  /// One atom's columns of A, eight of a token in a lane, where `whole_a`. Registers of tokens beyond m are left alone.
-  /// No branch: it would make each load wait for the one before.
-  template <int AtomColumn>
-  __device__ void load_whole_a(int32_t column, Fragment& tCrA) const {
-    static_for<TokenTiles>([&](auto j) {
-      static_for<2>([&](auto half) {
-        uint32_t (&words)[4] = tCrA[j][AtomColumn][half];
-        if (j * 8 + lane / 4 < args.m) {
-          uint4 const x = __ldcg(reinterpret_cast<uint4 const*>(chunk_a(column, j, AtomColumn * 2 + half)));
-          words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
-        }
-      });
-    });
-  }
-
-  /// The slice of A that meets column `column` of B, eight columns of a token in a lane; zeros beyond m and k.
-  __device__ void load_a(int32_t column, Fragment& tCrA) const {
-    clear(tCrA);
-    if (whole_a(column)) {
-      static_for<AtomColumns>([&](auto atom) { load_whole_a<atom>(column, tCrA); });
-      return;
+  /// Starts the copy of the slice of A that meets column `column` of B, where `maps_a`.
+  __device__ void start_a(int32_t column) const {
+    if (lane == 0) {
+      constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+      FullBarrier::arrive_and_expect_tx(full_a, uint32_t(args.m * (AtomColumns * 128)));
+      cute::SM90_TMA_LOAD_3D::copy(&map_a, full_a, Keep, slice, 0, 0, column * AtomColumns);
     }
-    static_for<TokenTiles>([&](auto j) {
-      static_for<AtomColumns * 2>([&](auto i) {
-        int32_t const begin = column * WarpK + i * 32 + lane % 4 * 8;
-        int const valid = j * 8 + lane / 4 < args.m ? min(8, args.k - begin) : 0;
-        load_elements(chunk_a(column, j, i), valid, tCrA[j][i / 2][i % 2]);
-      });
-    });
   }
 
-  /// Up to eight elements of A, one by one: at the edge of k, or where rows are not aligned.
-  __device__ static void load_elements(uint16_t const* source, int valid, uint32_t (&words)[4]) {
+  /// Starts the first copy of A. Some warps do so after their first copy of B, which, since B is a constant, need not wait
+  /// for the kernels that this one depends on; the others before it, behind which A would wait.
+  __device__ void first_a(int32_t column) const {
+    arch::wait_on_dependent_grids();
+    if (column * WarpK < args.k && maps_a()) {
+      start_a(column);
+    }
+  }
+
+  /// Bytes from the slice's begin to chunk `chunk`, of eight columns, of row `row` (row + m * atom), as TMA swizzles them.
+  __device__ static int chunk_a(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
+
+  /// Reads a slice of A into shared memory where it has no tensor map; zeros beyond k.
+  __device__ void read_a(int32_t column) const {
+    bool const aligned = reinterpret_cast<uintptr_t>(args.ptr_a) % 16 == 0 && args.stride_a % 8 == 0;
 #pragma unroll 1
-    for (int e = valid - 1; e >= 0; --e) {  // from the last: every step shifts by one element
-      words[3] = words[3] << 16 | words[2] >> 16;
-      words[2] = words[2] << 16 | words[1] >> 16;
-      words[1] = words[1] << 16 | words[0] >> 16;
-      words[0] = words[0] << 16 | source[e];
+    for (int i = lane; i < args.m * (AtomColumns * 8); i += 32) {
+      int const row = i / 8;  // m of each atom
+      int32_t const k = column * WarpK + row / args.m * 64 + i % 8 * 8;
+      auto const* const source = static_cast<uint16_t const*>(args.ptr_a) + row % args.m * args.stride_a + k;
+      uint32_t words[4] = {};
+      if (aligned && k + 8 <= args.k) {
+        uint4 const x = __ldcg(reinterpret_cast<uint4 const*>(source));
+        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          words[e / 2] |= k + e < args.k ? uint32_t(source[e]) << e % 2 * 16 : 0u;
+        }
+      }
+      *reinterpret_cast<uint4*>(slice + chunk_a(row, i % 8)) = make_uint4(words[0], words[1], words[2], words[3]);
     }
+    __syncwarp();
   }
 
-  /// From the order of the copy to operand B of the MMAs: the four lanes of a token hold the 4 x 4 words of 32 columns by
-  /// column, the MMA wants them by pair of columns.
-  __device__ void transpose(Fragment& tCrA) const {
-    static_for<TokenTiles>([&](auto j) {
-      static_for<AtomColumns>(
-          [&](auto atom) { static_for<2>([&](auto half) { transpose_quad(tCrA[j][atom][half]); }); });
-    });
-  }
-
-  /// Word i of lane t of a quad becomes word t of lane i.
-  __device__ void transpose_quad(uint32_t (&words)[4]) const {
-    static_for<2>([&](auto stage) {
-      constexpr int distance = 1 << stage;
-      bool const upper = lane & distance;
-      static_for<2>([&](auto pair) {
-        constexpr int low = stage == 0 ? 2 * pair : int(pair);
-        constexpr int high = low + distance;
-        uint32_t const received = __shfl_xor_sync(0xFFFFFFFFu, upper ? words[low] : words[high], distance);
-        (upper ? words[low] : words[high]) = received;
-      });
-    });
+  /// Takes the slice of A that meets the column of slab `at`, of tokens beyond m what other tokens have, and starts the
+  /// copy of the next one.
+  __device__ void take_a(Sequence const& at, Fragment& tCrA) {
+    bool const mapped = maps_a();
+    if (mapped) {
+      FullBarrier::wait(full_a, phase_a);
+      phase_a ^= 1;
+    } else {
+      read_a(at.column);
+    }
+    int const token = min(lane % 8, args.m - 1);
+#pragma unroll
+    for (int i = 0; i < AtomColumns * 2; ++i) {
+      uint32_t (&x)[4] = tCrA[i / 2][i % 2];
+      int const chunk = chunk_a(i / 2 * args.m + token, i % 2 * 4 + lane / 8);
+      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(slice + chunk), x[0], x[1], x[2], x[3]);
+    }
+    int32_t const next = at.next_column();
+    if (mapped && next >= 0) {
+      cutlass::arch::fence_view_async_shared();  // loads that are under way come before the copy
+      __syncwarp();
+      start_a(next);
+    }
   }
 
   /// What a warp keeps while it multiplies a slab.
   struct Sums {
     Accumulator total;
-    Accumulator partial;                                   ///< of the current group
-    float token_sum[HasFloatingZero ? TokenTiles : 1][4];  ///< sum of A over the group, where D^T has its columns
-    uint32_t minus_zero[2];                                ///< pair -zero * 2^Exponent of rows lane/4, lane/4 + 8
+    Accumulator partial;     ///< of the current group
+    float token_sum[4];      ///< sum of A over the group, where D^T has its columns
+    uint32_t minus_zero[2];  ///< pair -zero * 2^Exponent of rows lane/4, lane/4 + 8
   };
 
   __device__ static constexpr float two_to(int exponent) { return bit_cast<float>(uint32_t(127 + exponent) << 23); }
 
-  template <class T, int Extent>
-  __device__ static void clear(T (&array)[Extent]) {
-    static_for<Extent>([&](auto i) {
-      if constexpr (std::is_array_v<T>) {
-        clear(array[i]);
-      } else {
-        array[i] = T(0);
-      }
-    });
+  __device__ static void clear(float (&array)[4]) {
+    static_for<4>([&](auto i) { array[i] = 0.f; });
   }
 
   __device__ void set_integer_zero(uint8_t const* stage, int group, Sums& sums) const {
     float zero0, zero1;
-    load_scale_pair<Zero>(stage + BytesB + BytesScale, group, lane, zero0, zero1);
+    load_scale_pair<Zero>(stage + OffsetZero, group, lane, zero0, zero1);
     sums.minus_zero[0] = broadcast_pair<ElementA>(-zero0 * two_to(Dequant::Exponent));
     sums.minus_zero[1] = broadcast_pair<ElementA>(-zero1 * two_to(Dequant::Exponent));
   }
@@ -308,28 +333,35 @@ struct MmaSm90BulkMultistage {
   __device__ void promote(uint8_t const* stage, int group, Sums& sums) const {
     float scale[2] = {1.f, 1.f};
     if constexpr (Grouped) {
-      load_scale_pair<Scale>(stage + BytesB, group, lane, scale[0], scale[1]);
+      load_scale_pair<Scale>(stage + OffsetScale, group, lane, scale[0], scale[1]);
     }
     if constexpr (HasFloatingZero) {
       float zero[2];
-      load_scale_pair<Zero>(stage + BytesB + BytesScale, group, lane, zero[0], zero[1]);
-      static_for<TokenTiles>([&](auto j) {
-        static_for<4>([&](auto i) {
-          sums.partial[j][i] += (float(Center) - zero[i / 2]) * two_to(Dequant::Exponent) * sums.token_sum[j][i];
-        });
+      load_scale_pair<Zero>(stage + OffsetZero, group, lane, zero[0], zero[1]);
+      static_for<4>([&](auto i) {
+        sums.partial[i] += (float(Center) - zero[i / 2]) * two_to(Dequant::Exponent) * sums.token_sum[i];
       });
       clear(sums.token_sum);
     }
-    static_for<TokenTiles>(
-        [&](auto j) { static_for<4>([&](auto i) { sums.total[j][i] += scale[i / 2] * sums.partial[j][i]; }); });
+    static_for<4>([&](auto i) { sums.total[i] += scale[i / 2] * sums.partial[i]; });
     clear(sums.partial);
   }
 
+  /// Whether a scale ends before column `begin` of the slab of column `column`: at the groups' borders where all slabs
+  /// have the same, else wherever an atom ends, so that no branch depends on the slab. Only where groups end inside atoms,
+  /// or zero points take registers, there are such branches.
+  __device__ static bool border(int32_t column, int begin) {
+    if constexpr (Groups::TileDividesGroup) {
+      return false;
+    } else if constexpr (Groups::GroupDividesTile || Groups::Granule < 64 || HasIntegerZero) {
+      return begin % Groups::Granule == 0 && (Groups::border(column, begin) || begin == WarpK);
+    } else {
+      return begin % 64 == 0;
+    }
+  }
+
   /// Multiplies the slab of column `column` in `stage`: sums.total = the sums of (B - zero) * scale * A * 2^Exponent.
-  ///
-  /// Refills tCrA for column `next` on the way, if that is not negative.
-  __device__ void multiply(int stage_index, uint32_t phase, int32_t column, int32_t next, Fragment& tCrA,
-                           Sums& sums) const {
+  __device__ void multiply(int stage_index, uint32_t phase, int32_t column, Fragment const& tCrA, Sums& sums) const {
     uint8_t const* const stage = ring + stage_index * StageBytes;
     clear(sums.total);
     clear(sums.partial);
@@ -343,44 +375,36 @@ struct MmaSm90BulkMultistage {
     if constexpr (HasIntegerZero && !Grouped) {
       set_integer_zero(stage, 0, sums);
     }
-    static_for<AtomColumns>([&](auto atom) {
+#pragma unroll
+    for (int atom = 0; atom < AtomColumns; ++atom) {
       uint32_t words[Atom::WordsPerLane];
       load_lane<Atom>(stage + atom * BytesAtom, lane, words);
       static_for<4>([&](auto step) {
-        constexpr int begin = atom * 64 + step * 16;
-        if constexpr (HasIntegerZero && Grouped && begin % Groups::Granule == 0) {
-          if (begin == 0 || Groups::border(column, begin)) {
+        int const begin = atom * 64 + step * 16;
+        if constexpr (HasIntegerZero && Grouped) {
+          if (begin == 0 || border(column, begin)) {
             set_integer_zero(stage, Groups::in_tile(column, begin), sums);
           }
         }
         uint32_t tCrB[4];  // (registers of a k16 step)
         static_for<4>(
             [&](auto i) { tCrB[i] = Dequant::template convert<step * 4 + i>(words, sums.minus_zero[i % 2]); });
-        static_for<TokenTiles>([&](auto j) {
-          uint32_t const(&x)[4] = tCrA[j][atom][step / 2];
-          mma_sync<ElementA>(sums.partial[j], tCrB, x[step % 2 * 2], x[step % 2 * 2 + 1]);
-          if constexpr (HasFloatingZero) {
-            constexpr uint32_t one = power_of_two_pair<ElementA>(0);
-            uint32_t const ones[4] = {one, one, one, one};
-            mma_sync<ElementA>(sums.token_sum[j], ones, x[step % 2 * 2], x[step % 2 * 2 + 1]);
-          }
-        });
-        if constexpr (Grouped && (begin + 16) % Groups::Granule == 0) {
-          if (Groups::border(column, begin + 16)) {
+        uint32_t const(&x)[4] = tCrA[atom][step / 2];
+        mma_sync<ElementA>(sums.partial, tCrB, x[step % 2 * 2], x[step % 2 * 2 + 1]);
+        if constexpr (HasFloatingZero) {
+          constexpr uint32_t one = power_of_two_pair<ElementA>(0);
+          uint32_t const ones[4] = {one, one, one, one};
+          mma_sync<ElementA>(sums.token_sum, ones, x[step % 2 * 2], x[step % 2 * 2 + 1]);
+        }
+        if constexpr (Grouped) {
+          if (border(column, begin + 16)) {
             promote(stage, Groups::in_tile(column, begin), sums);
           }
         }
       });
-      if (next >= 0) {
-        load_whole_a<atom>(next, tCrA);
-      }
-    });
-    if constexpr (!Grouped) {
+    }
+    if constexpr (!Grouped || Groups::TileDividesGroup) {
       promote(stage, 0, sums);
-    } else if constexpr (!Groups::GroupDividesTile) {
-      if (!Groups::border(column, WarpK)) {  // the next slab along k goes on with this group
-        promote(stage, Groups::in_tile(column, WarpK - 1), sums);
-      }
     }
   }
 
@@ -392,37 +416,35 @@ struct MmaSm90BulkMultistage {
     Sums sums;
     int stage = 0;
     uint32_t phase = 0;
-    // Some copies of B go out before the kernels that this one depends on are complete, since B is a constant; the others
-    // after those of A, which would wait behind them.
-    int const early = threadIdx.x / 32 < EarlyWarps ? 1 : 0;
-    for (int s = 0; s < early; ++s) {
-      load(s);
+    bool fresh = true;  // the column is another than that whose slice of A is in tCrA
+    int const early = now.first_column < EarlyWarps ? 1 : 0;
+    if (early > 0) {
+      load(0, now);
+      first_a(now.column);
     }
-    arch::wait_on_dependent_grids();
-    bool loaded = now.valid();
-    if (loaded) {
-      load_a(now.column, tCrA);
+    Sequence ahead = now;
+    for (int s = 0; s < StageCount; ++s) {
+      if (s >= early) {
+        load(s, ahead);
+      }
+      ahead.advance();
     }
-    for (int s = early; s < StageCount; ++s) {
-      load(s);
-    }
-    bool fresh = true;  // tCrA is not transposed yet
 #pragma unroll 1
     while (now.block < now.row_end) {
       Sequence const at = now;
       now.advance();
       if (at.column < at.columns) {
-        if (!loaded) {
-          load_a(at.column, tCrA);
-        }
         if (fresh) {
-          transpose(tCrA);
+          take_a(at, tCrA);
         }
         fresh = now.column != at.column;
-        loaded = !fresh || whole_a(now.column);
-        multiply(stage, phase, at.column, fresh && loaded && now.valid() ? now.column : -1, tCrA, sums);
+        multiply(stage, phase, at.column, tCrA, sums);
         __syncwarp();  // the stage has been read by every lane
-        load(stage);
+        Sequence next = now;
+        for (int s = 1; s < StageCount; ++s) {
+          next.advance();
+        }
+        load(stage, next);
         keep(at.row - at.block, at.column < Warps, sums.total);
         if (++stage == StageCount) {
           stage = 0;

@@ -10,6 +10,7 @@
 
 #include <cutlass/arch/barrier.h>
 #include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "humming_cutlass/arch/sm90.hpp"
@@ -54,7 +55,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   /// CTAs of a cluster that work on neighbouring tiles along n and receive A together, each fetching a part of it: for
   /// many tokens, where A is most of the traffic.
   static constexpr int MaxSharing = TileShape::M >= 256 ? 2 : 1;
-  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< rows of a TMA box of A
+  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< most rows of a TMA box of A
   using Scheduler = PersistentScheduler<TileShape, MaxSharing>;
 
   /// Threads that issue copies. With few tokens a stage is over sooner than one thread issues the next one's.
@@ -141,30 +142,48 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
   };
 
-  /// A producer thread: fills its part of the stages until the work is done. What lies beyond an edge arrives as zeros.
+  static constexpr uint32_t BytesWeight = BytesB + BytesScale + BytesZero;  ///< of a stage
+
+  /// Fetches the tensor maps, each by a thread of another warp; the producer of B, thread 0, needs its own at once.
+  __device__ static void prefetch(TensorMaps const& maps, int thread) {
+    TensorMap const* const map = thread == 32 ? &maps.a : thread == 64 && Grouped ? &maps.scale : nullptr;
+    if (map != nullptr) {
+      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(map));
+    }
+  }
+
+  /// The producer of B, before other threads know the barriers: starts the copies of B for the first k tile. A launch
+  /// fetches its instructions from memory, so that everything that is not needed for these copies comes after them.
+  __device__ static void start(TensorMaps const& maps, SharedStorage& shared, Position const& first) {
+    FullBarrier::expect_transaction(&shared.full[first.state.stage], BytesWeight);
+    load_b(maps, shared, first);
+  }
+
+  /// A producer thread: fills its part of the stages from k tile `write` on, until the work is done; `start` has begun
+  /// with it. What lies beyond an edge arrives as zeros.
   ///
   /// A waits for the kernels that this one depends on. B is a constant: its first copy goes out before they are complete,
   /// and all of them where A has a thread of its own.
   template <bool TakesA, bool TakesB>
-  __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared) {
-    Scheduler const scheduler(args);
-    Position write(scheduler);
-    [[maybe_unused]] bool first = true;
-    while (write.advance(scheduler)) {
+  __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared,
+                              Scheduler const& scheduler, Position write) {
+    uint32_t const bytes_a = uint32_t(AtomColumns * MaxSharing * box_tokens(args)) * 128;
+    bool first = true;
+    do {
       EmptyBarrier::wait(&shared.empty[write.state.stage], write.state.phase ^ 1);
       FullBarrier::arrive_and_expect_tx(&shared.full[write.state.stage],
-                                        (TakesA ? BytesA : 0) + (TakesB ? BytesB + BytesScale + BytesZero : 0));
-      if constexpr (TakesB) {
+                                        (TakesA ? bytes_a : 0) + (TakesB && !first ? BytesWeight : 0));
+      if (TakesB && !first) {
         load_b(maps, shared, write);
       }
       if constexpr (TakesA) {
         if (first) {
           arch::wait_on_dependent_grids();
-          first = false;
         }
         load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
       }
-    }
+      first = false;
+    } while (write.advance(scheduler));
   }
 
   /// Starts the copies of B, scales and zero points.
@@ -189,6 +208,10 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       }
     }
   }
+
+  /// Rows of a TMA box of A, as the host encodes it: not more than there are. Rows that a copy would fill with zeros take
+  /// longer than those that exist. What else a stage holds then only reaches sums of tokens beyond m.
+  __device__ static int box_tokens(GemmArguments const& args) { return min(args.m, BoxTokens); }
 
   /// Starts the copies of A, or of this CTA's part of it for all CTAs that share it.
   __device__ static void load_a(TensorMaps const& maps, SharedStorage& shared, Position const& at, int sharing) {
@@ -332,8 +355,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     ahead.begin_stage();
     ahead.template fetch<0>();
     ahead.template convert<0>(tCrB[0]);
-    Scheduler const& scheduler = ahead.scheduler;
-    for (int32_t index = scheduler.first; index < scheduler.end; index += scheduler.step) {
+    bool more = true;
+    while (more) {
       WorkUnit const work = ahead.at.work;
       int previous = -1;
       gmma::ScaleOut scale_d = gmma::ScaleOut::Zero;
@@ -351,7 +374,8 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
           });
           cute::warpgroup_commit_batch();
           if constexpr (next == 0) {
-            if (ahead.advance()) {
+            more = ahead.advance();
+            if (more) {
               ahead.begin_stage();
             }
           }

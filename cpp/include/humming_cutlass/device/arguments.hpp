@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "humming_cutlass/numeric/types.hpp"
+
 namespace humming_cutlass {
 
 /// Arguments of one GEMM launch, D[m, n] = epilogue(A[m, k] * dequantize(B[n, k])^T).
@@ -28,6 +30,28 @@ struct GemmArguments {
   int32_t split_k;  ///< CTAs that share the k range of one output tile; 1 .. ceil(k / tile_k), more is undefined
 };
 
+/// Columns of an atom, and warps of the kernel for few tokens, which split k.
+inline constexpr int kAtomColumns = 64;
+inline constexpr int kDecodeWarps = 16;
+/// Rows x atoms of A that a warp of that kernel holds in shared memory, 128 bytes each.
+inline constexpr int kDecodeBlocksA = 32;
+
+/// How the kernel for few tokens cuts k: into slabs of so many atoms, as few as keep the number of slabs that a warp has,
+/// from `most / 2` to `most`, and not more than a warp can hold of A for `m` rows.
+HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_slab_atoms(int32_t m, int32_t k, int most) {
+  int32_t const limit = kDecodeBlocksA / m < most ? kDecodeBlocksA / m : most;
+  int32_t const atoms = (k + kAtomColumns - 1) / kAtomColumns;
+  int32_t const rounds = (atoms + kDecodeWarps * limit - 1) / (kDecodeWarps * limit);
+  int32_t const per_warp = (atoms + kDecodeWarps - 1) / kDecodeWarps;
+  int32_t const slab = rounds > 1 ? (per_warp + rounds - 1) / rounds : per_warp;
+  return slab > most / 2 ? slab : most / 2;
+}
+
+/// Whether that kernel takes A through a tensor map; else its threads read it.
+HUMMING_CUTLASS_HOST_DEVICE constexpr bool decode_maps_a(uint64_t address, int64_t stride_bytes, int32_t m, int32_t k) {
+  return address % 16 == 0 && (m == 1 || (stride_bytes > 0 && stride_bytes % 16 == 0)) && k % kAtomColumns == 0;
+}
+
 /// What a launcher must know of a compiled kernel. Each cubin exports one as `humming_cutlass_traits`.
 struct KernelTraits {
   int32_t version;     ///< of this struct and of GemmArguments; a launcher refuses another one
@@ -42,7 +66,10 @@ struct KernelTraits {
   int32_t max_m = 0;             ///< the most rows of A; 0: any
   int32_t dependent_launch = 0;  ///< 1: the kernel itself waits for the kernels before it (griddepcontrol.wait)
   int32_t box_m =
-      0;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps
+      0;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle), or m if less; 0: takes no tensor maps
+  int32_t slab_atoms =
+      0;                  ///< not 0: a box of A has as many atoms as decode_slab_atoms(m, k, slab_atoms) says; there is
+                          ///< a map of A where decode_maps_a says so
   int32_t box_n = 0;      ///< atom rows of the boxes of B, scales and zero points
   int32_t box_b = 0;      ///< 64-bit words of an atom row in a box of B; 0: no map of B
   int32_t box_scale = 0;  ///< the same for scales
@@ -71,6 +98,6 @@ struct PackArguments {
   int64_t k;
 };
 
-inline constexpr int32_t kKernelTraitsVersion = 2;
+inline constexpr int32_t kKernelTraitsVersion = 3;
 
 }  // namespace humming_cutlass

@@ -54,22 +54,26 @@ struct GemmSm90 {
     int const warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
     arch::launch_dependent_grids();
     int const sharing = Mainloop::Scheduler::sharing(args);
-    if (threadIdx.x == 0) {
-      Mainloop::initialize(shared.mainloop, sharing);
-    }
-    __syncthreads();
-    if (sharing > 1) {  // the others' barriers are ready
-      cute::cluster_arrive_relaxed();
-      cute::cluster_wait();
-    }
     if (warpgroup == Mainloop::Warpgroups) {
-      cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
+      typename Mainloop::Scheduler const scheduler(args);
+      typename Mainloop::Position first(scheduler);
+      bool const any = first.advance(scheduler);
+      Mainloop::prefetch(maps, int(threadIdx.x) - Mainloop::ConsumerThreads);
       if (threadIdx.x == Mainloop::ConsumerThreads) {
-        Mainloop::template load<Mainloop::Producers == 1, true>(args, maps, shared.mainloop);
-      } else if (Mainloop::Producers == 2 && threadIdx.x == Mainloop::ConsumerThreads + 32) {
-        Mainloop::template load<true, false>(args, maps, shared.mainloop);
+        Mainloop::initialize(shared.mainloop, sharing);
+        if (any) {
+          Mainloop::start(maps, shared.mainloop, first);
+        }
+      }
+      wait_for_barriers(sharing);
+      cutlass::arch::warpgroup_reg_dealloc<ProducerRegisters>();
+      if (threadIdx.x == Mainloop::ConsumerThreads && any) {
+        Mainloop::template load<Mainloop::Producers == 1, true>(args, maps, shared.mainloop, scheduler, first);
+      } else if (Mainloop::Producers == 2 && threadIdx.x == Mainloop::ConsumerThreads + 32 && any) {
+        Mainloop::template load<true, false>(args, maps, shared.mainloop, scheduler, first);
       }
     } else {
+      wait_for_barriers(sharing);
       cutlass::arch::warpgroup_reg_alloc<ConsumerRegisters>();
       arch::wait_on_dependent_grids();  // D and the workspace may be another kernel's
       Mainloop::mma(args, shared.mainloop, [&](WorkUnit const& work, typename Mainloop::Accumulator& accumulators) {
@@ -95,6 +99,15 @@ struct GemmSm90 {
         cute::cluster_arrive_relaxed();
         cute::cluster_wait();
       }
+    }
+  }
+
+  /// Returns when the barriers of this CTA, and of those that it shares A with, are ready.
+  __device__ static void wait_for_barriers(int sharing) {
+    __syncthreads();
+    if (sharing > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
     }
   }
 };

@@ -8,32 +8,58 @@ namespace humming_cutlass::kernel {
 
 template <class Config>
 struct GemmSm90Decode {
-  using Mainloop = collective::MmaSm90BulkMultistage<Config>;
+  template <int SlabAtoms>
+  using Mainloop = collective::MmaSm90BulkMultistage<Config, SlabAtoms>;
   using TileShape = typename Config::TileShape;
   using Output = epilogue::Output<typename Config::ElementD>;
 
-  static constexpr int Threads = Mainloop::Threads;
-  static constexpr int Warps = Mainloop::Warps;
-  static constexpr int TokenTiles = Mainloop::TokenTiles;
-  static_assert(TokenTiles <= 2, "GemmSm90Decode: TileShape::M must be 8 or 16");
-
-  using SharedStorage = typename Mainloop::SharedStorage;
-  static constexpr int SmemBytes = int(sizeof(SharedStorage));
+  static constexpr int MaxSlab = TileShape::K / (64 * kDecodeWarps);  ///< atoms
+  static constexpr int MinSlab = MaxSlab / 2;
+  static constexpr int Threads = Mainloop<MaxSlab>::Threads;
+  static constexpr int Warps = kDecodeWarps;
+  static constexpr int SmemBytes = int(sizeof(typename Mainloop<MaxSlab>::SharedStorage));  ///< the same for all widths
 
   static constexpr KernelTraits traits() {
     KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
     traits.persistent = 1;
     traits.max_m = TileShape::M;
     traits.dependent_launch = 1;
+    traits.box_m = TileShape::M;
+    traits.slab_atoms = MaxSlab;
     return traits;
   }
 
-  __device__ static void run(GemmArguments const& args, uint8_t* smem) {
-    auto& shared = *reinterpret_cast<SharedStorage*>(smem);
-    int const warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
-    int const lane = threadIdx.x % 32;
+  __device__ static void run(GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
     arch::launch_dependent_grids();
+    if (threadIdx.x == 0) {
+      cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&maps.a));
+    }
+    dispatch<MaxSlab>(decode_slab_atoms(args.m, args.k, MaxSlab), args, maps, smem);
+  }
 
+  template <int Slab>
+  __device__ static void dispatch(int slab, GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
+    if constexpr (Slab > MinSlab) {
+      if (slab != Slab) {
+        return dispatch<Slab - 1>(slab, args, maps, smem);
+      }
+    }
+    run_slabs<Slab>(args, maps, smem);
+  }
+
+  template <int SlabAtoms>
+  __device__ static void run_slabs(GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
+    using Mainloop = Mainloop<SlabAtoms>;
+    auto& shared = *reinterpret_cast<typename Mainloop::SharedStorage*>(smem);
+    int thread = int(threadIdx.x);
+    asm volatile("" : "+r"(thread));  // or what the widths have in common is computed before, and kept in registers
+    int const warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
+    int const lane = thread % 32;
+    Mainloop mainloop(args, maps.a, shared, warp, lane);
+    mainloop.initialize();
+    if (warp >= Mainloop::EarlyWarps) {
+      mainloop.first_a(warp);
+    }
     int32_t const atom_rows = (args.n + 15) / 16;
     auto const cta = int32_t(blockIdx.x);
     int32_t const share = atom_rows / int32_t(gridDim.x);
@@ -42,35 +68,31 @@ struct GemmSm90Decode {
     int32_t const end = begin + share + (cta < more ? 1 : 0);
     int32_t const columns = (args.k + Mainloop::WarpK - 1) / Mainloop::WarpK;
     // Of a lane's 2 x 2 sums, those of tokens beyond m are not kept: fewer tokens, more atom rows at a time.
-    int const quad_shift = TokenTiles > 1 || args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
-    int const slice_shift = quad_shift + (TokenTiles > 1 ? 4 : 3);
-    int const slice = 1 << slice_shift;  // sums (atom rows, k slices, MMA tiles, 8 rows, quads of tokens)
+    int const quad_shift = args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
+    int const slice_shift = quad_shift + 3;
+    int const slice = 1 << slice_shift;  // sums (atom rows, k slices, 8 rows, quads of tokens)
     typename Mainloop::Sequence const sequence(begin, end, columns, warp, Mainloop::RowBlock * 4 >> quad_shift);
-    Mainloop mainloop(args, shared.rings[warp], shared.full[warp], sequence);
-    mainloop.initialize();
 
     auto const keep = [&](int row, bool first, typename Mainloop::Accumulator const& sums) {
       if (lane % 4 >> quad_shift == 0) {
         float4* const target = shared.sums + (row * Warps + warp) * slice + (lane / 4 << quad_shift) + lane % 4;
-        static_for<TokenTiles>([&](auto j) {
-          float4 x = make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]);
-          if (!first) {
-            float4 const y = target[j * 32];
-            x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
-          }
-          target[j * 32] = x;
-        });
+        float4 x = make_float4(sums[0], sums[1], sums[2], sums[3]);
+        if (!first) {
+          float4 const y = *target;
+          x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+        }
+        *target = x;
       }
     };
     // A warp whose columns lie beyond k has left nothing.
     int const slices = min(Warps, columns);
     auto const finish = [&](int32_t block, int32_t block_end) {
       __syncthreads();
-      for (int i = threadIdx.x; i < (block_end - block) * slice * 4; i += Threads) {
+      for (int i = thread; i < (block_end - block) * slice * 4; i += Threads) {
         int const row = i >> (slice_shift + 2);
         int const place = i & (slice * 4 - 1);
-        store(args, block + row, place, quad_shift, slices, slice * 4,
-              reinterpret_cast<float const*>(shared.sums) + row * Warps * slice * 4 + place);
+        store<Mainloop>(args, block + row, place, quad_shift, slices, slice * 4,
+                        reinterpret_cast<float const*>(shared.sums) + row * Warps * slice * 4 + place);
       }
       if (block_end < end) {
         __syncthreads();  // the sums may be written again
@@ -81,7 +103,8 @@ struct GemmSm90Decode {
 
   /// Adds the `slices` partial sums of an element of D in the order of k, `stride` floats apart, and stores it.
   ///
-  /// `place` counts MMA tiles, their 8 rows, quads of tokens, and the lane's 2 rows x 2 tokens.
+  /// `place` counts the 8 rows of an MMA tile, quads of tokens, and the lane's 2 rows x 2 tokens.
+  template <class Mainloop>
   __device__ static void store(GemmArguments const& args, int32_t atom_row, int place, int quad_shift, int slices,
                                int stride, float const* sums) {
     int const row = place >> (quad_shift + 2);

@@ -12,7 +12,7 @@ inline constexpr int PackThreads = 256;
 
 /// The tile is an atom.
 constexpr KernelTraits pack_traits() {
-  return {kKernelTraitsVersion, PackThreads, 0, 1, 16, 64, 1, 0, 0, 0, 0, 0, 0};
+  return {kKernelTraitsVersion, PackThreads, 0, 1, 16, 64};
 }
 
 /// Packs codes (n, k) into words [ceil(n/16)][ceil(k/64)][32 * Bits]; padding holds code 0. Grid: one warp an atom.

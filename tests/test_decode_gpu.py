@@ -1,0 +1,75 @@
+"""The kernel for few tokens: k is cut into slices, as many for every warp, of as many atoms as that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
+
+from gpu_tools import NEEDS_HOPPER, bounds  # noqa: E402
+from humming_cutlass import ops, planner, support, testing  # noqa: E402
+from humming_cutlass.config import GemmConfig, TypeConfig  # noqa: E402
+
+pytestmark = NEEDS_HOPPER
+
+GROUP_SIZES = (-1, 16, 32, 48, 64, 96, 128, 192, 256)
+
+
+def _types(group_size: int, zero_point: str | None) -> TypeConfig:
+    name = "int4" if zero_point is None else "uint4"
+    return testing.make_types(name, k=4608, element_a="float16", group_size=group_size, zero_point=zero_point)
+
+
+def _kernels(types: TypeConfig) -> list[GemmConfig]:
+    return planner.schedules(types, ops.planner_device(0), mainloops=[support.SM90_DECODE])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> Iterator[None]:
+    every = [_types(size, zero) for size in GROUP_SIZES for zero in (None, "integer", "floating")]
+    ops.prepare([config for types in every for config in _kernels(types)])
+    with bounds():
+        yield
+
+
+@pytest.mark.parametrize("zero_point", [None, "integer", "floating"])
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("atoms", [1, 16, 45, 63, 99, 129, 225, 459])
+def test_slices(atoms: int, group_size: int, zero_point: str | None) -> None:
+    """Slices of one to eight atoms, one to four for each warp, the last one shorter; cut inside groups and at borders."""
+    k = atoms * 64
+    if group_size > 0:
+        k = max(k // group_size, 2) * group_size  # one group would be channel scales
+    types = _types(group_size, zero_point)
+    for config in _kernels(types):
+        problem = testing.random_problem(types, 1 + atoms % 8, 40, k, device="cuda")
+        y = ops.gemm(problem.a, problem.packed, config=config)
+        problem.check(y)
+        testing.check_equal(ops.gemm(problem.a, problem.packed, config=config), y)
+
+
+@pytest.mark.parametrize("k", [1000, 5124, 14340, 28676])
+def test_unaligned_rows(k: int) -> None:
+    """Rows of A that cannot be read 16 bytes at a time, and a k that ends inside an atom."""
+    types = testing.make_types("int4", k=k, element_a="float16", group_size=-1)
+    config = _kernels(types)[-1]
+    storage = torch.randn(8, k + 3, dtype=torch.float16, device="cuda")
+    problem = testing.random_problem(types, 8, 300, k, device="cuda")
+    rows = storage[:, 1 : k + 1]
+    rows.copy_(problem.a)
+    y = ops.gemm(rows, problem.packed, config=config)
+    problem.check(y)
+    testing.check_equal(y, ops.gemm(problem.a, problem.packed, config=config))
+
+
+def test_many_atom_rows() -> None:
+    """More atom rows a CTA than are summed at a time, with one and with several slices a warp."""
+    types = _types(-1, None)
+    n = ops.planner_device(0).sm_count * 16 * 9 + 5
+    for config in _kernels(types):
+        for k in (1088, config.schedule.tile_shape[2] + 64):
+            problem = testing.random_problem(types, 8, n, k, device="cuda")
+            problem.check(ops.gemm(problem.a, problem.packed, config=config))
