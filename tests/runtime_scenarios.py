@@ -493,7 +493,7 @@ def tensor_maps_of_slabs():
     found = last_map()
     assert (found.address, found.extent0, found.extent1, found.extent2) == (a.pointer, 64, 3, 90)
     assert (found.stride, found.stride2, found.box0, found.box1, found.swizzle) == (12000, 128, 64, 3, 3)
-    # 90 atoms for 16 warps: 6 each; 5 rows of 6, 7 rows of 4 are what a warp can hold, then in two slabs of 3, at least 4.
+    # 90 atoms for 16 warps: 6 each. A warp can hold 6 of 5 rows, of 7 rows only 4: then two slabs of 3, at least 4.
     assert (found.box2, box_of(5), box_of(7), box_of(8)) == (6, (1, 6), (1, 4), (1, 4))
     assert box_of(2, strides=(6001, 1))[0] == 0, "rows that are not aligned"
     assert box_of(2, offset=2)[0] == 0, "an address that is not"

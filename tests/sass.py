@@ -134,7 +134,7 @@ def read(cubin: Path) -> Machine:
 
 
 def expected_mma(config: GemmConfig) -> tuple[str, int]:
-    """The only MMA opcode that the kernel may hold, and how many of it go through one k tile, or a slab of each width."""
+    """The only MMA opcode that the kernel may hold, and how many of it a k tile, or a slab of each width, takes."""
     (tile_m, _, tile_k), (warp_m, warp_n) = config.schedule.tile_shape, config.schedule.warp_shape
     suffix = ".F32.BF16" if config.types.element_a == "bfloat16" else ".F32"
     if config.schedule.mainloop == support.SM80:

@@ -13,7 +13,7 @@ import pytest
 
 import sass
 from humming_cutlass import build, emitter, errors, planner, support
-from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import GemmConfig, TypeConfig
 
 pytestmark = pytest.mark.compile
 

@@ -39,7 +39,7 @@ def _prepared() -> Iterator[None]:
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("atoms", [1, 16, 45, 63, 99, 129, 225, 459])
 def test_slices(atoms: int, group_size: int, zero_point: str | None) -> None:
-    """Slices of one to eight atoms, one to four for each warp, the last one shorter; cut inside groups and at borders."""
+    """Slices of one to eight atoms, one to four a warp, the last one shorter; cut inside groups and at borders."""
     k = atoms * 64
     if group_size > 0:
         k = max(k // group_size, 2) * group_size  # one group would be channel scales

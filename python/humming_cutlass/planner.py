@@ -13,7 +13,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping
 
 from humming_cutlass import support
-from humming_cutlass.config import ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
@@ -84,7 +84,6 @@ _SM80_SCHEDULES = (
 # 192 rows deal out evenly where 128 leave a half-empty wave. Many tokens: the largest tile that the accumulators allow.
 # With those for few tokens, they are at most 8 kernels.
 _SM90_TILES = (
-    ((8, 128, 256), 5),
     ((16, 128, 256), 4),
     ((32, 128, 256), 5),
     ((64, 128, 256), 4),
@@ -94,7 +93,8 @@ _SM90_TILES = (
 )
 _SM90_MIN_STAGES = 3
 
-# Up to 8 tokens a warp holds its slice of A for 512 columns, or for fewer where the rings of wide weights leave no room.
+# Up to 8 tokens a warp holds its slice of A for 512 columns, or for fewer where the rings of wide weights leave no
+# room.
 _DECODE_TILES = ((8, 16, 8192), (8, 16, 6144), (8, 16, 4096))
 _DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
@@ -128,14 +128,12 @@ _LAUNCH_NS = 2000.0
 """A launch and the first copies."""
 _UNIT_NS = 1000.0
 """Storing a tile."""
-_DECODE_NS = 3700.0
+_DECODE_NS = 3400.0
 """A launch, filling the rings, and the sums at the end, of the kernel for few tokens."""
 _DECODE_WEIGHTS = 100.0
 """Weights an SM dequantizes and multiplies per nanosecond there."""
-_DECODE_COLUMN_NS = 250.0
-"""What an atom row costs in addition for each further column of a warp."""
-_DECODE_ACTIVATION_BYTES = 38.0
-"""Bytes of A an SM receives per nanosecond there, while it waits for them."""
+_DECODE_SLICE_NS = 250.0
+"""What it takes a warp to go on to another slice of A."""
 _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
 _STREAM_NS = 600.0
@@ -359,14 +357,13 @@ def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[floa
 
 
 def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
-    """A CTA copies its atom rows at the memory's rate, and A once, or for every 8 atom rows where k is long."""
+    """A CTA copies its atom rows at the memory's rate; its warps take slices of A for every block of atom rows."""
     rows = -(-n // ATOM_N)
     own = -(-rows // device.sm_count)
-    tile_k = config.schedule.tile_shape[2]
-    columns = -(-k * support.DECODE_WARPS // tile_k)  # of k, one a warp at a time
-    rounds = -(-columns // support.DECODE_WARPS)
+    atoms = -(-k // ATOM_K)
+    slab = support.decode_slab_atoms(config.schedule, m, k)
+    rounds = -(-atoms // (slab * support.DECODE_WARPS))
     copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
-    multiply = own * ATOM_N * k / _DECODE_WEIGHTS * rounds * support.DECODE_WARPS / columns
-    reload = own * (rounds - 1) * _DECODE_COLUMN_NS
-    passes = 1 if rounds == 1 else -(-own // 8)
-    return _DECODE_NS + max(copy, multiply) + reload + passes * m * k * 2 / _DECODE_ACTIVATION_BYTES
+    multiply = own * ATOM_N * rounds * slab * support.DECODE_WARPS * ATOM_K / _DECODE_WEIGHTS
+    blocks = -(-own // support.decode_block_rows(config, m))
+    return _DECODE_NS + max(copy, multiply) + (rounds * blocks - 1) * _DECODE_SLICE_NS

@@ -28,6 +28,8 @@ __all__ = [
     "check_arch",
     "check_types",
     "compute_capability",
+    "decode_block_rows",
+    "decode_slab_atoms",
     "decode_slabs",
     "represents",
     "scale_range",
@@ -51,8 +53,10 @@ MAINLOOPS_FOR_ANY_TENSORS = (SM80, SM90_DECODE)
 """Those that take rows of A at any address, and group scales of any size."""
 
 DECODE_WARPS = 16
-_DECODE_BYTES_A = 32 * 128
-"""Shared memory of a warp for A there: kDecodeBlocksA of device/arguments.hpp."""
+_DECODE_BLOCKS_A = 32
+"""Tokens x atoms of A that one of them holds in shared memory: kDecodeBlocksA of device/arguments.hpp."""
+_DECODE_BYTES_SUMS = DECODE_WARPS * 512
+"""Shared memory for the sums of an atom row and eight tokens."""
 """Warps of a CTA of SM90_DECODE, which split its k tile; MmaSm90BulkMultistage::Warps."""
 
 ARCHS = (
@@ -195,14 +199,12 @@ def smem_bytes(config: GemmConfig) -> int:
     types, (tile_m, tile_n, tile_k) = config.types, config.schedule.tile_shape
     a = tile_m * tile_k * 2
     b = tile_n * tile_k * types.bits // 8
-    stored_zero = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
-    zero_bytes = dtypes.parse(stored_zero).bits // 8 if stored_zero else 0
-    scale_bytes = dtypes.parse(types.element_scale).bits // 8
     if config.schedule.mainloop == SM90_DECODE:
-        return _smem_bytes_decode(types, config.schedule, scale_bytes, zero_bytes)
+        sums = decode_block_rows(config, 8) * _DECODE_BYTES_SUMS
+        return _round_up(_smem_bytes_decode_rings(config) + sums, 1024)
     groups = tile_n * _group_count(types.group_size, tile_k)
-    scales = groups * scale_bytes
-    zeros = groups * zero_bytes
+    scales = groups * _scale_bytes(types)
+    zeros = groups * _zero_bytes(types)
     d = dtypes.parse(types.element_d).bits // 8
     if config.schedule.mainloop == SM80:
         return max(config.schedule.stage_count * (a + b + scales + zeros), tile_m * (tile_n * d + 16))
@@ -219,17 +221,41 @@ def decode_slabs(schedule: ScheduleConfig) -> range:
     return range(most // 2, most + 1)
 
 
-def _smem_bytes_decode(types: TypeConfig, schedule: ScheduleConfig, scale_bytes: int, zero_bytes: int) -> int:
-    """Returns the shared memory of rings of slabs, A, barriers, and sums of as many atom rows as fit, at most 8."""
+def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int) -> int:
+    """Returns the width of a slab for m tokens and k columns: `decode_slab_atoms` of device/arguments.hpp."""
+    least, most = decode_slabs(schedule)[0], decode_slabs(schedule)[-1]
+    limit = min(_DECODE_BLOCKS_A // max(m, 1), most)
+    atoms = -(-k // ATOM_K)
+    rounds = -(-atoms // (DECODE_WARPS * limit))
+    per_warp = -(-atoms // DECODE_WARPS)
+    return max(-(-per_warp // rounds), least)
+
+
+def decode_block_rows(config: GemmConfig, m: int) -> int:
+    """Returns the atom rows that the kernel for few tokens sums at a time, for m tokens."""
+    rings = _smem_bytes_decode_rings(config)
+    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 1024) // _DECODE_BYTES_SUMS))
+    return rows * 4 // (4 if m > 4 else 2 if m > 2 else 1)
+
+
+def _smem_bytes_decode_rings(config: GemmConfig) -> int:
+    """Returns the shared memory of the rings of slabs, of A and of the barriers, without that of the sums."""
+    types, schedule = config.types, config.schedule
     atoms = decode_slabs(schedule)[-1]
     groups = ATOM_N * _group_count(types.group_size, atoms * ATOM_K)
-    zeros = (groups if types.group_size != -1 else ATOM_N) * zero_bytes
-    slab = ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * scale_bytes + zeros
+    zeros = (groups if types.group_size != -1 else ATOM_N) * _zero_bytes(types)
+    slab = ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * _scale_bytes(types) + zeros
     barriers = 8 * (schedule.stage_count * atoms + 1)
-    rings = DECODE_WARPS * (slab * schedule.stage_count + _DECODE_BYTES_A + barriers)
-    sums = DECODE_WARPS * 512
-    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 1024) // sums))
-    return _round_up(rings + rows * sums, 1024)
+    return DECODE_WARPS * (slab * schedule.stage_count + _DECODE_BLOCKS_A * 128 + barriers)
+
+
+def _scale_bytes(types: TypeConfig) -> int:
+    return dtypes.parse(types.element_scale).bits // 8
+
+
+def _zero_bytes(types: TypeConfig) -> int:
+    stored = {"none": None, "integer": "float16"}.get(types.element_zero, types.element_zero)
+    return dtypes.parse(stored).bits // 8 if stored else 0
 
 
 def shares_tokens(schedule: ScheduleConfig) -> bool:
