@@ -7,6 +7,20 @@
 #include "workspace.hpp"
 
 namespace humming_cutlass {
+
+/// Tensor maps of activations and all that they were made from. They describe memory, not what the memory holds.
+struct EncodedA {
+  void* data;
+  int64_t rows;
+  int64_t stride;
+  int32_t k;
+  int32_t box_m;
+  int32_t box_atoms;
+  Element element;
+  driver::TensorMap map;   ///< in whole boxes
+  driver::TensorMap rest;  ///< in boxes of the rows that remain
+};
+
 namespace {
 
 constexpr int64_t kMaxGrid = 2147483647;  // CTAs along x of a grid; kernels count tiles in an int32
@@ -28,18 +42,6 @@ bool dependent_launch_wanted() {
   char const* const value = std::getenv("HUMMING_CUTLASS_PDL");
   return value != nullptr && value[0] == '1' && value[1] == '\0';
 }
-
-/// A tensor map of activations and all that it was made from. It describes memory, not what the memory holds.
-struct EncodedA {
-  void* data;
-  int64_t rows;
-  int64_t stride;
-  int32_t k;
-  int32_t box_m;
-  int32_t box_atoms;
-  Element element;
-  driver::TensorMap map;
-};
 
 /// The place in this thread of the map for activations at an address. An allocator hands out few addresses again and
 /// again, and encoding takes several times what a look takes.
@@ -127,16 +129,23 @@ void GemmPlan::encode_weight(KernelTraits const& traits) {
   }
 }
 
-driver::TensorMap const& GemmPlan::map_of_a(Matrix const& a, KernelTraits const& traits) const {
+EncodedA const& GemmPlan::maps_of_a(Matrix const& a, KernelTraits const& traits) const {
   EncodedA& known = encoded_a(a.data);
-  int const box_atoms = traits.slab_atoms > 0 ? decode_slab_atoms(int32_t(a.rows), weight_.k, traits.slab_atoms) : 0;
+  auto const m = int32_t(a.rows);
+  int const box_atoms = traits.slab_atoms > 0 ? decode_slab_atoms(m, weight_.k, traits.slab_atoms) : 0;
   if (known.data != a.data || known.rows != a.rows || known.stride != a.stride || known.k != weight_.k ||
       known.box_m != traits.box_m || known.box_atoms != box_atoms || known.element != element_a_) {
     known.data = nullptr;  // while it is being changed: encoding may throw
-    known.map = encode_a(a, traits.box_m, box_atoms);
-    known = {a.data, a.rows, a.stride, weight_.k, traits.box_m, box_atoms, element_a_, known.map};
+    int const box_m = box_atoms > 0 ? m : traits.box_m;
+    if (m >= box_m) {
+      known.map = encode_a(a, box_m, box_atoms);
+    }
+    if (m % box_m != 0) {
+      known.rest = encode_a(a, m % box_m, box_atoms);
+    }
+    known = {a.data, a.rows, a.stride, weight_.k, traits.box_m, box_atoms, element_a_, known.map, known.rest};
   }
-  return known.map;
+  return known;
 }
 
 driver::TensorMap GemmPlan::encode_a(Matrix const& a, int box_m, int box_atoms) const {
@@ -155,7 +164,7 @@ driver::TensorMap GemmPlan::encode_a(Matrix const& a, int box_m, int box_atoms) 
   uint64_t const columns = box_atoms > 0 ? kAtomColumns : weight_.k;
   uint64_t const extents[3] = {columns, uint64_t(a.rows), uint64_t(weight_.k / kAtomColumns)};
   uint64_t const strides[2] = {uint64_t(a.stride * element_bytes), uint64_t(kBoxBytes)};
-  uint32_t const box[3] = {uint32_t(kAtomColumns), uint32_t(std::min<int64_t>(box_m, a.rows)), uint32_t(box_atoms)};
+  uint32_t const box[3] = {uint32_t(kAtomColumns), uint32_t(box_m), uint32_t(box_atoms)};
   uint32_t const element_strides[3] = {1, 1, 1};
   driver::TensorMap map;
   driver::check(
@@ -250,6 +259,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
 
   struct {  // TensorMaps of device/arguments.hpp
     driver::TensorMap a;
+    driver::TensorMap a_rest;
     driver::TensorMap b;
     driver::TensorMap scale;
     driver::TensorMap zero;
@@ -259,7 +269,9 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   if (traits.box_m > 0) {
     auto const address = reinterpret_cast<uint64_t>(a.data);
     if (traits.slab_atoms == 0 || decode_maps_a(address, a.stride * bytes_of(element_a_), int32_t(m), weight_.k)) {
-      maps.a = map_of_a(a, traits);
+      EncodedA const& encoded = maps_of_a(a, traits);
+      maps.a = encoded.map;
+      maps.a_rest = encoded.rest;
     }
     maps.b = map_b_;
     maps.scale = map_scale_;

@@ -40,6 +40,8 @@ struct GemmWeight {
   int64_t row_bytes_zero;   ///< the same for zero points; 0 without
 };
 
+struct EncodedA;
+
 /// Launches one kernel on one weight. Thread-safe: a call changes no state but the kernel's first load.
 class GemmPlan {
  public:
@@ -62,7 +64,7 @@ class GemmPlan {
   std::shared_ptr<Kernel> const& kernel() const { return kernel_; }
 
  private:
-  driver::TensorMap const& map_of_a(Matrix const& a, KernelTraits const& traits) const;
+  EncodedA const& maps_of_a(Matrix const& a, KernelTraits const& traits) const;
   driver::TensorMap encode_a(Matrix const& a, int box_m, int box_atoms) const;
   driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words,
                                   KernelTraits const& traits) const;

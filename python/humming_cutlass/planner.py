@@ -85,6 +85,7 @@ _SM80_SCHEDULES = (
 # With those for few tokens, they are at most 8 kernels.
 _SM90_TILES = (
     ((16, 128, 256), 4),
+    ((16, 256, 256), 4),
     ((32, 128, 256), 5),
     ((64, 128, 256), 4),
     ((128, 128, 128), 5),
@@ -114,33 +115,43 @@ _WEIGHT_BYTES = 34.0
 """Bytes of B an SM receives per nanosecond when all stream from memory."""
 _ACTIVATION_BYTES = 100.0
 """Bytes of A an SM receives per nanosecond, from L2."""
-_DEQUANTIZED_WEIGHTS = 56.0
-"""Weights an SM dequantizes per nanosecond, in the shadow of which the tensor cores work."""
+_DEQUANTIZED_WEIGHTS = {1: 40.0, 2: 56.0, 3: 64.0, 4: 70.0}
+"""Weights an SM dequantizes per nanosecond, in the shadow of which the tensor cores work, by its warpgroups."""
 _FLOPS = 7000.0
 """Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
-_EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.74, 128: 0.85, 256: 0.93}
+_EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.74, 128: 0.9, 256: 0.93}
 """What of it wgmma reaches, by the tokens of a tile."""
+_THREE_WARPGROUPS = 1.07
+"""How much more of it tiles of 192 rows reach."""
 _SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.14, 64: 0.23}
 """What of it mma.sync reaches with weights dequantized in registers."""
 _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
 """CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
-_LAUNCH_NS = 2000.0
-"""A launch and the first copies."""
+_LAUNCH_NS = 1600.0
+"""A launch, up to the first copies."""
 _UNIT_NS = 1000.0
 """Storing a tile."""
 _DECODE_NS = 3400.0
 """A launch, filling the rings, and the sums at the end, of the kernel for few tokens."""
 _DECODE_WEIGHTS = 100.0
 """Weights an SM dequantizes and multiplies per nanosecond there."""
-_DECODE_SLICE_NS = 250.0
-"""What it takes a warp to go on to another slice of A."""
-_SPLIT_NS = {support.SM80: 3000.0, support.SM90: 700.0}
+_DECODE_ACTIVATION_BYTES = 85.0
+"""Bytes of A an SM receives per nanosecond there."""
+_DECODE_RELOAD_NS = 1800.0
+"""What it takes the warps to take a slice of A again, for another block of atom rows."""
+_SPLIT_NS = {support.SM80: 3000.0, support.SM90: 500.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
-_STREAM_NS = 600.0
+_CLUSTER_NS = 150.0
+"""What each CTA of a cluster adds to that."""
+_STREAM_NS = 1200.0
 """Waiting for the sums of others in stream-k."""
+_STREAM_BYTES = 20.0
+"""Bytes of partial sums an SM writes and reads per nanosecond there."""
+_FEW_CTAS = 1.12
+"""How much faster than its share of memory an SM can be where others have nothing to do."""
 _STREAM_WAVES = 2
 """Waves of tiles from which on stream-k is not looked at: the last one matters little."""
-_PARTIAL_BYTES = {support.SM80: 20.0, support.SM90: 60.0}
+_PARTIAL_BYTES = {support.SM80: 20.0, support.SM90: 120.0}
 """Bytes of partial sums an SM writes and reads per nanosecond."""
 
 
@@ -308,23 +319,37 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
     waves, tail = _waves(choice, m, n, k, device)
     sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
-    column = _column_nanoseconds(config)
+    column = _column_nanoseconds(config, min(_FEW_CTAS, max(1.0, device.sm_count / max(units, 1))))
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
-    nanoseconds = _LAUNCH_NS + waves * (columns * column * sharing + _UNIT_NS)
+    nanoseconds = _launch_nanoseconds(config) + waves * (columns * column * sharing + _UNIT_NS)
     if choice.split_k > 1 or tail:
         mainloop = config.schedule.mainloop
+        nanoseconds += (choice.split_k if mainloop == support.SM90 else 0) * _CLUSTER_NS
         nanoseconds += _SPLIT_NS[mainloop] + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[mainloop]
     return nanoseconds / 1000
 
 
-def _column_nanoseconds(config: GemmConfig) -> float:
-    """Returns what a tile takes for each column of k: the longest of copying, multiplying and dequantizing."""
+def _launch_nanoseconds(config: GemmConfig) -> float:
+    """Returns what a launch takes until the first k tile is there: all SMs ask memory for theirs at once."""
+    _, tile_n, tile_k = config.schedule.tile_shape
+    return _LAUNCH_NS + tile_n * tile_k * config.types.bits / 8 / _WEIGHT_BYTES
+
+
+def _column_nanoseconds(config: GemmConfig, share: float = 1.0) -> float:
+    """Returns what a tile takes for each column of k: the longest of copying, multiplying and dequantizing.
+
+    `share` is an SM's share of memory, in units of what it has where all SMs work.
+    """
     tile_m, tile_n, _ = config.schedule.tile_shape
-    copy = tile_n * config.types.bits / 8 / _WEIGHT_BYTES + tile_m * 2 / _ACTIVATION_BYTES
+    copy = tile_n * config.types.bits / 8 / (share * _WEIGHT_BYTES) + tile_m * 2 / _ACTIVATION_BYTES
     efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
+    if config.schedule.mainloop == support.SM80:
+        return max(copy, 2 * tile_m * tile_n / (_FLOPS * efficiency), tile_n / _DEQUANTIZED_WEIGHTS[2])
+    warpgroups = tile_n // 64
+    efficiency *= _THREE_WARPGROUPS if warpgroups == 3 else 1
     multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
-    return max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS)
+    return max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[warpgroups])
 
 
 def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
@@ -333,8 +358,9 @@ def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     tiles = -(-m // tile_m) * -(-n // tile_n)
     own = -(-(tiles * -(-k // tile_k)) // device.sm_count)
     stored = -(-tiles // device.sm_count) + 1
-    partial = 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[support.SM80]
-    return _LAUNCH_NS + own * tile_k * _column_nanoseconds(config) + stored * _UNIT_NS + _STREAM_NS + partial
+    partial = 2 * tile_m * tile_n * 4 / _STREAM_BYTES
+    columns = own * tile_k * _column_nanoseconds(config)
+    return _launch_nanoseconds(config) + columns + stored * _UNIT_NS + _STREAM_NS + partial
 
 
 def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[float, bool]:
@@ -357,7 +383,7 @@ def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[floa
 
 
 def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
-    """A CTA copies its atom rows at the memory's rate; its warps take slices of A for every block of atom rows."""
+    """A CTA copies its atom rows at the memory's rate, and A for each block of them where a warp has several slices."""
     rows = -(-n // ATOM_N)
     own = -(-rows // device.sm_count)
     atoms = -(-k // ATOM_K)
@@ -365,5 +391,6 @@ def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     rounds = -(-atoms // (slab * support.DECODE_WARPS))
     copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
     multiply = own * ATOM_N * rounds * slab * support.DECODE_WARPS * ATOM_K / _DECODE_WEIGHTS
-    blocks = -(-own // support.decode_block_rows(config, m))
-    return _DECODE_NS + max(copy, multiply) + (rounds * blocks - 1) * _DECODE_SLICE_NS
+    blocks = 1 if rounds == 1 else -(-own // support.decode_block_rows(config, m, slab))
+    activations = blocks * m * k * 2 / _DECODE_ACTIVATION_BYTES
+    return _DECODE_NS + max(copy, multiply) + activations + (blocks - 1) * rounds * _DECODE_RELOAD_NS

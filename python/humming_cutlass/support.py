@@ -200,8 +200,12 @@ def smem_bytes(config: GemmConfig) -> int:
     a = tile_m * tile_k * 2
     b = tile_n * tile_k * types.bits // 8
     if config.schedule.mainloop == SM90_DECODE:
-        sums = decode_block_rows(config, 8) * _DECODE_BYTES_SUMS
-        return _round_up(_smem_bytes_decode_rings(config) + sums, 1024)
+        return max(
+            _round_up(
+                _smem_bytes_decode_rings(config, atoms) + decode_block_rows(config, 8, atoms) * _DECODE_BYTES_SUMS, 1024
+            )
+            for atoms in decode_slabs(config.schedule)
+        )
     groups = tile_n * _group_count(types.group_size, tile_k)
     scales = groups * _scale_bytes(types)
     zeros = groups * _zero_bytes(types)
@@ -224,28 +228,26 @@ def decode_slabs(schedule: ScheduleConfig) -> range:
 def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int) -> int:
     """Returns the width of a slab for m tokens and k columns: `decode_slab_atoms` of device/arguments.hpp."""
     least, most = decode_slabs(schedule)[0], decode_slabs(schedule)[-1]
-    limit = min(_DECODE_BLOCKS_A // max(m, 1), most)
     atoms = -(-k // ATOM_K)
+    limit = min(_DECODE_BLOCKS_A // max(m, 1), most)
     rounds = -(-atoms // (DECODE_WARPS * limit))
     per_warp = -(-atoms // DECODE_WARPS)
     return max(-(-per_warp // rounds), least)
 
 
-def decode_block_rows(config: GemmConfig, m: int) -> int:
-    """Returns the atom rows that the kernel for few tokens sums at a time, for m tokens."""
-    rings = _smem_bytes_decode_rings(config)
-    rows = max(1, min(8, (SMEM_LIMIT[SM90_DECODE] - rings - 1024) // _DECODE_BYTES_SUMS))
-    return rows * 4 // (4 if m > 4 else 2 if m > 2 else 1)
+def decode_block_rows(config: GemmConfig, m: int, atoms: int) -> int:
+    """Returns the atom rows that the kernel for few tokens sums at a time, for m tokens and slabs of `atoms` atoms."""
+    rest = SMEM_LIMIT[SM90_DECODE] - _smem_bytes_decode_rings(config, atoms) - 1024
+    return max(1, min(8, rest // _DECODE_BYTES_SUMS)) * 4 // (4 if m > 4 else 2 if m > 2 else 1)
 
 
-def _smem_bytes_decode_rings(config: GemmConfig) -> int:
+def _smem_bytes_decode_rings(config: GemmConfig, atoms: int) -> int:
     """Returns the shared memory of the rings of slabs, of A and of the barriers, without that of the sums."""
     types, schedule = config.types, config.schedule
-    atoms = decode_slabs(schedule)[-1]
     groups = ATOM_N * _group_count(types.group_size, atoms * ATOM_K)
     zeros = (groups if types.group_size != -1 else ATOM_N) * _zero_bytes(types)
-    slab = ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * _scale_bytes(types) + zeros
-    barriers = 8 * (schedule.stage_count * atoms + 1)
+    slab = _round_up(ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * _scale_bytes(types) + zeros, 128)
+    barriers = 8 * (schedule.stage_count + 1)
     return DECODE_WARPS * (slab * schedule.stage_count + _DECODE_BLOCKS_A * 128 + barriers)
 
 

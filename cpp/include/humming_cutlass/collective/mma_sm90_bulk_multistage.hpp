@@ -61,17 +61,11 @@ struct MmaSm90BulkMultistage {
   static constexpr int ZeroGroups = !HasZero ? 0 : Grouped ? Groups::TileGroups : 1;
   static constexpr int OffsetScale = AtomColumns * BytesAtom;
   static constexpr int OffsetZero = OffsetScale + Groups::TileGroups * BytesGroupScale;
-  static constexpr int StageBytes = OffsetZero + ZeroGroups * BytesGroupZero;
+  /// Rows of shared memory, 128 bytes, begin where stages do: other copies and loads are slower.
+  static constexpr int StageBytes = (OffsetZero + ZeroGroups * BytesGroupZero + 127) / 128 * 128;
 
-  /// The ring of one warp: as many stages as asked for of the widest slab, and more of narrower ones in the same bytes.
-  static constexpr int RingBytes = [] {
-    using Widest = GroupMap<Config::GroupSize, 64 * MaxAtoms>;
-    constexpr int zero_groups = !HasZero ? 0 : Grouped ? Widest::TileGroups : 1;
-    return Config::StageCount *
-           (MaxAtoms * BytesAtom + Widest::TileGroups * BytesGroupScale + zero_groups * BytesGroupZero);
-  }();
-  static constexpr int StageCount = RingBytes / StageBytes;
-  static constexpr int MaxStages = Config::StageCount * MaxAtoms;  ///< of any width
+  static constexpr int StageCount = Config::StageCount;
+  static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
   /// Warps whose first slab is requested before A: what memory keeps in flight. More would delay A, less the weight.
   static constexpr int EarlyWarps = 4;
   static constexpr int BytesA = kDecodeBlocksA * 128;
@@ -79,14 +73,13 @@ struct MmaSm90BulkMultistage {
   static constexpr int BytesSums = Warps * 512;
   /// Atom rows that are summed at a time: what shared memory holds beside the rings and A; more than 8 gain nothing.
   static constexpr int RowBlock = [] {
-    constexpr int rest = 227 * 1024 - Warps * (RingBytes + BytesA + 8 * (MaxStages + 1)) - 1024;
+    constexpr int rest = 227 * 1024 - Warps * (RingBytes + BytesA + 8 * (StageCount + 1)) - 1024;
     return rest / BytesSums > 8 ? 8 : rest / BytesSums;
   }();
 
   static_assert(TileShape::M == 8 && TileShape::N == 16, "MmaSm90Bulk: TileShape must be 8 x 16, an atom row");
   static_assert(TileShape::K % (64 * Warps) == 0 && SlabAtoms <= MaxAtoms,
                 "MmaSm90Bulk: TileShape::K must be a multiple of 1024, and hold a slab for each warp");
-  static_assert(StageCount >= 2 && StageCount <= MaxStages, "MmaSm90Bulk: a stage is too long, or too short");
   static_assert(!HasZero || Dequant::TakesZero, "MmaSm90Bulk: only integer weights take a zero point");
 
   using Accumulator = float[4];
@@ -97,38 +90,32 @@ struct MmaSm90BulkMultistage {
   struct SharedStorage {
     alignas(1024) uint8_t a[Warps][BytesA];
     uint8_t rings[Warps][RingBytes];
-    float4 sums[RowBlock * Warps * 32];  // (atom rows, k slices, lanes)
-    uint64_t full[Warps][MaxStages];
-    uint64_t full_a[Warps];
+    float4 sums[RowBlock * Warps * 32];    // (atom rows, k slices, lanes)
+    uint64_t full[Warps][StageCount + 1];  // of the stages, and of A
   };
 
   /// The slabs of a warp in the order in which it multiplies them: atom rows, inside columns, inside blocks of atom rows.
   struct Sequence {
+    int32_t k;
     int32_t row_end;
-    int32_t columns;  ///< of WarpK weights, in all of k
-    int32_t first_column;
+    int32_t first_column;  ///< of WarpK weights
     int32_t block_rows;
     int32_t block;  ///< first atom row of the block
     int32_t row;
     int32_t column;
 
-    __device__ Sequence(int32_t begin, int32_t end, int32_t k_columns, int32_t warp, int32_t rows)
-        : row_end(end),
-          columns(k_columns),
-          first_column(warp),
-          block_rows(rows),
-          block(begin),
-          row(begin),
-          column(warp) {}
+    __device__ Sequence(int32_t begin, int32_t end, int32_t all_k, int32_t warp, int32_t rows)
+        : k(all_k), row_end(end), first_column(warp), block_rows(rows), block(begin), row(begin), column(warp) {}
 
-    __device__ bool valid() const { return block < row_end && first_column < columns; }
+    __device__ bool exists() const { return column * WarpK < k; }
+    __device__ bool valid() const { return block < row_end && exists(); }
 
     __device__ void advance() {
       if (++row < block_end()) {
         return;
       }
       column += Warps;
-      if (column >= columns) {
+      if (!exists()) {
         column = first_column;
         block = block_end();
       }
@@ -149,18 +136,16 @@ struct MmaSm90BulkMultistage {
   GemmArguments const& args;
   TensorMap const& map_a;
   uint8_t* slice;  ///< of A
-  uint64_t* full_a;
   uint8_t* ring;
-  uint64_t* full;
+  uint64_t* full;  ///< of each stage, then of A
   int lane;
-  uint32_t phase_a = 0;
+  uint32_t phases = 0;  ///< bit 0 of the ring, bit 1 of A
 
   __device__ MmaSm90BulkMultistage(GemmArguments const& arguments, TensorMap const& map, SharedStorage& shared,
                                    int warp, int lane_index)
       : args(arguments),
         map_a(map),
         slice(shared.a[warp]),
-        full_a(&shared.full_a[warp]),
         ring(shared.rings[warp]),
         full(shared.full[warp]),
         lane(lane_index) {}
@@ -170,10 +155,9 @@ struct MmaSm90BulkMultistage {
   /// Makes the ring ready: no warp but this one touches it.
   __device__ void initialize() {
     if (lane == 0) {
-      for (int s = 0; s < StageCount; ++s) {
+      for (int s = 0; s <= StageCount; ++s) {
         FullBarrier::init(full + s, 1);
       }
-      FullBarrier::init(full_a, 1);
       cutlass::arch::fence_barrier_init();
     }
     if (atoms_k() % AtomColumns != 0) {
@@ -243,8 +227,8 @@ struct MmaSm90BulkMultistage {
   __device__ void start_a(int32_t column) const {
     if (lane == 0) {
       constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-      FullBarrier::arrive_and_expect_tx(full_a, uint32_t(args.m * (AtomColumns * 128)));
-      cute::SM90_TMA_LOAD_3D::copy(&map_a, full_a, Keep, slice, 0, 0, column * AtomColumns);
+      FullBarrier::arrive_and_expect_tx(full + StageCount, uint32_t(args.m * (AtomColumns * 128)));
+      cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, column * AtomColumns);
     }
   }
 
@@ -288,8 +272,8 @@ struct MmaSm90BulkMultistage {
   __device__ void take_a(Sequence const& at, Fragment& tCrA) {
     bool const mapped = maps_a();
     if (mapped) {
-      FullBarrier::wait(full_a, phase_a);
-      phase_a ^= 1;
+      FullBarrier::wait(full + StageCount, phases >> 1);
+      phases ^= 2;
     } else {
       read_a(at.column);
     }
@@ -297,14 +281,16 @@ struct MmaSm90BulkMultistage {
 #pragma unroll
     for (int i = 0; i < AtomColumns * 2; ++i) {
       uint32_t (&x)[4] = tCrA[i / 2][i % 2];
-      int const chunk = chunk_a(i / 2 * args.m + token, i % 2 * 4 + lane / 8);
-      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(slice + chunk), x[0], x[1], x[2], x[3]);
+      auto const* const chunk = slice + chunk_a(i / 2 * args.m + token, i % 2 * 4 + lane / 8);
+      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(chunk), x[0], x[1], x[2], x[3]);
     }
     int32_t const next = at.next_column();
     if (mapped && next >= 0) {
       cutlass::arch::fence_view_async_shared();  // loads that are under way come before the copy
       __syncwarp();
       start_a(next);
+    } else {
+      __syncwarp();
     }
   }
 
@@ -361,13 +347,13 @@ struct MmaSm90BulkMultistage {
   }
 
   /// Multiplies the slab of column `column` in `stage`: sums.total = the sums of (B - zero) * scale * A * 2^Exponent.
-  __device__ void multiply(int stage_index, uint32_t phase, int32_t column, Fragment const& tCrA, Sums& sums) const {
+  __device__ void multiply(int stage_index, int32_t column, Fragment const& tCrA, Sums& sums) const {
     uint8_t const* const stage = ring + stage_index * StageBytes;
     clear(sums.total);
     clear(sums.partial);
     clear(sums.token_sum);
     sums.minus_zero[0] = sums.minus_zero[1] = broadcast_pair<ElementA>(-float(Center) * two_to(Dequant::Exponent));
-    FullBarrier::wait(full + stage_index, phase);
+    FullBarrier::wait(full + stage_index, phases & 1);
     if constexpr (Grouped || HasZero) {
       cute::cp_async_wait<StageCount - 1>();
       __syncwarp();
@@ -415,7 +401,6 @@ struct MmaSm90BulkMultistage {
     Fragment tCrA;
     Sums sums;
     int stage = 0;
-    uint32_t phase = 0;
     bool fresh = true;  // the column is another than that whose slice of A is in tCrA
     int const early = now.first_column < EarlyWarps ? 1 : 0;
     if (early > 0) {
@@ -433,12 +418,12 @@ struct MmaSm90BulkMultistage {
     while (now.block < now.row_end) {
       Sequence const at = now;
       now.advance();
-      if (at.column < at.columns) {
+      if (at.exists()) {
         if (fresh) {
           take_a(at, tCrA);
         }
         fresh = now.column != at.column;
-        multiply(stage, phase, at.column, tCrA, sums);
+        multiply(stage, at.column, tCrA, sums);
         __syncwarp();  // the stage has been read by every lane
         Sequence next = now;
         for (int s = 1; s < StageCount; ++s) {
@@ -448,7 +433,7 @@ struct MmaSm90BulkMultistage {
         keep(at.row - at.block, at.column < Warps, sums.total);
         if (++stage == StageCount) {
           stage = 0;
-          phase ^= 1;
+          phases ^= 1;
         }
       }
       if (now.block != at.block) {

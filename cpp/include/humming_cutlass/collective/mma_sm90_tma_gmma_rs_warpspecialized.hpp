@@ -55,7 +55,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   /// CTAs of a cluster that work on neighbouring tiles along n and receive A together, each fetching a part of it: for
   /// many tokens, where A is most of the traffic.
   static constexpr int MaxSharing = TileShape::M >= 256 ? 2 : 1;
-  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< most rows of a TMA box of A
+  static constexpr int BoxTokens = TileShape::M / MaxSharing;  ///< rows of a TMA box of A
   using Scheduler = PersistentScheduler<TileShape, MaxSharing>;
 
   /// Threads that issue copies. With few tokens a stage is over sooner than one thread issues the next one's.
@@ -145,8 +145,10 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   static constexpr uint32_t BytesWeight = BytesB + BytesScale + BytesZero;  ///< of a stage
 
   /// Fetches the tensor maps, each by a thread of another warp; the producer of B, thread 0, needs its own at once.
-  __device__ static void prefetch(TensorMaps const& maps, int thread) {
-    TensorMap const* const map = thread == 32 ? &maps.a : thread == 64 && Grouped ? &maps.scale : nullptr;
+  __device__ static void prefetch(GemmArguments const& args, TensorMaps const& maps, int thread) {
+    TensorMap const* const map = thread == 32              ? (args.m < BoxTokens ? &maps.a_rest : &maps.a)
+                                 : thread == 64 && Grouped ? &maps.scale
+                                                           : nullptr;
     if (map != nullptr) {
       cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(map));
     }
@@ -167,12 +169,11 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
   template <bool TakesA, bool TakesB>
   __device__ static void load(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared,
                               Scheduler const& scheduler, Position write) {
-    uint32_t const bytes_a = uint32_t(AtomColumns * MaxSharing * box_tokens(args)) * 128;
     bool first = true;
     do {
       EmptyBarrier::wait(&shared.empty[write.state.stage], write.state.phase ^ 1);
       FullBarrier::arrive_and_expect_tx(&shared.full[write.state.stage],
-                                        (TakesA ? bytes_a : 0) + (TakesB && !first ? BytesWeight : 0));
+                                        (TakesA ? bytes_a(args, write) : 0) + (TakesB && !first ? BytesWeight : 0));
       if (TakesB && !first) {
         load_b(maps, shared, write);
       }
@@ -180,7 +181,7 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
         if (first) {
           arch::wait_on_dependent_grids();
         }
-        load_a(maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
+        load_a(args, maps, shared, write, write.work.split_k > 1 ? 1 : scheduler.sharing());
       }
       first = false;
     } while (write.advance(scheduler));
@@ -209,12 +210,16 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
     }
   }
 
-  /// Rows of a TMA box of A, as the host encodes it: not more than there are. Rows that a copy would fill with zeros take
-  /// longer than those that exist. What else a stage holds then only reaches sums of tokens beyond m.
-  __device__ static int box_tokens(GemmArguments const& args) { return min(args.m, BoxTokens); }
+  /// Bytes of A in a stage: of the rows that exist. Rows that a copy would fill with zeros take longer than those, so that
+  /// a tile's last rows have a tensor map of their own; what else a stage holds only reaches sums of tokens beyond m.
+  __device__ static uint32_t bytes_a(GemmArguments const& args, Position const& at) {
+    int32_t const rows = min(args.m - at.work.tile_m * TileShape::M, int32_t(TileShape::M));
+    return uint32_t(rows) * (AtomColumns * 128);
+  }
 
   /// Starts the copies of A, or of this CTA's part of it for all CTAs that share it.
-  __device__ static void load_a(TensorMaps const& maps, SharedStorage& shared, Position const& at, int sharing) {
+  __device__ static void load_a(GemmArguments const& args, TensorMaps const& maps, SharedStorage& shared,
+                                Position const& at, int sharing) {
     constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     uint8_t* const stage = shared.stages + at.state.stage * StageBytes;
     uint64_t* const full = &shared.full[at.state.stage];
@@ -224,11 +229,14 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       uint8_t* const target = stage + column * BytesBlockA + part * (BoxTokens * 128);
       int32_t const k = at.k_tile * TileShape::K + column * 64;
       int32_t const token = at.work.tile_m * TileShape::M + part * BoxTokens;
-      if (sharing == 1) {
-        cute::SM90_TMA_LOAD_2D::copy(&maps.a, full, Keep, target, k, token);
+      TensorMap const* const map = args.m - token >= BoxTokens ? &maps.a : &maps.a_rest;
+      if (token >= args.m) {
+        // no row at all
+      } else if (sharing == 1) {
+        cute::SM90_TMA_LOAD_2D::copy(map, full, Keep, target, k, token);
       } else if (part == cute::block_rank_in_cluster()) {
         constexpr uint16_t All = (1 << MaxSharing) - 1;
-        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&maps.a, full, All, Keep, target, k, token);
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, All, Keep, target, k, token);
       }
     });
   }

@@ -37,10 +37,10 @@ inline constexpr int kDecodeWarps = 16;
 inline constexpr int kDecodeBlocksA = 32;
 
 /// How the kernel for few tokens cuts k: into slabs of so many atoms, as few as keep the number of slabs that a warp has,
-/// from `most / 2` to `most`, and not more than a warp can hold of A for `m` rows.
+/// from `most / 2` to `most`, and not more than a warp can hold of A for `m` rows, 1 to 8.
 HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_slab_atoms(int32_t m, int32_t k, int most) {
-  int32_t const limit = kDecodeBlocksA / m < most ? kDecodeBlocksA / m : most;
   int32_t const atoms = (k + kAtomColumns - 1) / kAtomColumns;
+  int32_t const limit = kDecodeBlocksA / m < most ? kDecodeBlocksA / m : most;
   int32_t const rounds = (atoms + kDecodeWarps * limit - 1) / (kDecodeWarps * limit);
   int32_t const per_warp = (atoms + kDecodeWarps - 1) / kDecodeWarps;
   int32_t const slab = rounds > 1 ? (per_warp + rounds - 1) / rounds : per_warp;
@@ -65,11 +65,11 @@ struct KernelTraits {
   int32_t persistent = 0;        ///< 1: the grid is at most one CTA per SM and each CTA walks over tiles
   int32_t max_m = 0;             ///< the most rows of A; 0: any
   int32_t dependent_launch = 0;  ///< 1: the kernel itself waits for the kernels before it (griddepcontrol.wait)
-  int32_t box_m =
-      0;  ///< rows of the TMA box of A (128-byte rows, 128-byte swizzle), or m if less; 0: takes no tensor maps
-  int32_t slab_atoms =
-      0;                  ///< not 0: a box of A has as many atoms as decode_slab_atoms(m, k, slab_atoms) says; there is
-                          ///< a map of A where decode_maps_a says so
+  /// Rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps.
+  int32_t box_m = 0;
+  /// Not 0: there is one map of A where decode_maps_a says so, in boxes of m rows and as many atoms as
+  /// decode_slab_atoms(m, k, slab_atoms) says.
+  int32_t slab_atoms = 0;
   int32_t box_n = 0;      ///< atom rows of the boxes of B, scales and zero points
   int32_t box_b = 0;      ///< 64-bit words of an atom row in a box of B; 0: no map of B
   int32_t box_scale = 0;  ///< the same for scales
@@ -84,7 +84,8 @@ struct alignas(64) TensorMap {
 /// The second parameter of kernels that copy by TMA. B, scales and zero points are seen as matrices of 64-bit words with
 /// one row for each atom row.
 struct TensorMaps {
-  TensorMap a;
+  TensorMap a;       ///< in boxes of box_m rows, where there are as many
+  TensorMap a_rest;  ///< in boxes of the m % box_m rows beyond those
   TensorMap b;
   TensorMap scale;
   TensorMap zero;

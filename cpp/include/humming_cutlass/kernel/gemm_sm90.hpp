@@ -58,7 +58,7 @@ struct GemmSm90 {
       typename Mainloop::Scheduler const scheduler(args);
       typename Mainloop::Position first(scheduler);
       bool const any = first.advance(scheduler);
-      Mainloop::prefetch(maps, int(threadIdx.x) - Mainloop::ConsumerThreads);
+      Mainloop::prefetch(args, maps, int(threadIdx.x) - Mainloop::ConsumerThreads);
       if (threadIdx.x == Mainloop::ConsumerThreads) {
         Mainloop::initialize(shared.mainloop, sharing);
         if (any) {

@@ -17,7 +17,17 @@ struct GemmSm90Decode {
   static constexpr int MinSlab = MaxSlab / 2;
   static constexpr int Threads = Mainloop<MaxSlab>::Threads;
   static constexpr int Warps = kDecodeWarps;
-  static constexpr int SmemBytes = int(sizeof(typename Mainloop<MaxSlab>::SharedStorage));  ///< the same for all widths
+
+  /// Of the slabs of up to `Slab` atoms, the most.
+  template <int Slab>
+  static constexpr int smem_bytes() {
+    constexpr auto bytes = int(sizeof(typename Mainloop<Slab>::SharedStorage));
+    if constexpr (Slab > MinSlab) {
+      return bytes > smem_bytes<Slab - 1>() ? bytes : smem_bytes<Slab - 1>();
+    }
+    return bytes;
+  }
+  static constexpr int SmemBytes = smem_bytes<MaxSlab>();
 
   static constexpr KernelTraits traits() {
     KernelTraits traits{kKernelTraitsVersion, Threads, SmemBytes, TileShape::M, TileShape::N, TileShape::K};
@@ -51,10 +61,8 @@ struct GemmSm90Decode {
   __device__ static void run_slabs(GemmArguments const& args, TensorMaps const& maps, uint8_t* smem) {
     using Mainloop = Mainloop<SlabAtoms>;
     auto& shared = *reinterpret_cast<typename Mainloop::SharedStorage*>(smem);
-    int thread = int(threadIdx.x);
-    asm volatile("" : "+r"(thread));  // or what the widths have in common is computed before, and kept in registers
-    int const warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
-    int const lane = thread % 32;
+    int const warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    int const lane = threadIdx.x % 32;
     Mainloop mainloop(args, maps.a, shared, warp, lane);
     mainloop.initialize();
     if (warp >= Mainloop::EarlyWarps) {
@@ -66,12 +74,11 @@ struct GemmSm90Decode {
     int32_t const more = atom_rows % int32_t(gridDim.x);  // CTAs that own one atom row more
     int32_t const begin = cta * share + min(cta, more);
     int32_t const end = begin + share + (cta < more ? 1 : 0);
-    int32_t const columns = (args.k + Mainloop::WarpK - 1) / Mainloop::WarpK;
     // Of a lane's 2 x 2 sums, those of tokens beyond m are not kept: fewer tokens, more atom rows at a time.
     int const quad_shift = args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
     int const slice_shift = quad_shift + 3;
     int const slice = 1 << slice_shift;  // sums (atom rows, k slices, 8 rows, quads of tokens)
-    typename Mainloop::Sequence const sequence(begin, end, columns, warp, Mainloop::RowBlock * 4 >> quad_shift);
+    typename Mainloop::Sequence const sequence(begin, end, args.k, warp, Mainloop::RowBlock * 4 >> quad_shift);
 
     auto const keep = [&](int row, bool first, typename Mainloop::Accumulator const& sums) {
       if (lane % 4 >> quad_shift == 0) {
@@ -85,10 +92,10 @@ struct GemmSm90Decode {
       }
     };
     // A warp whose columns lie beyond k has left nothing.
-    int const slices = min(Warps, columns);
+    int const slices = min(Warps, (args.k + Mainloop::WarpK - 1) / Mainloop::WarpK);
     auto const finish = [&](int32_t block, int32_t block_end) {
       __syncthreads();
-      for (int i = thread; i < (block_end - block) * slice * 4; i += Threads) {
+      for (int i = threadIdx.x; i < (block_end - block) * slice * 4; i += Threads) {
         int const row = i >> (slice_shift + 2);
         int const place = i & (slice * 4 - 1);
         store<Mainloop>(args, block + row, place, quad_shift, slices, slice * 4,
