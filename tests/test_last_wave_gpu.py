@@ -1,4 +1,4 @@
-"""The last wave of a launch whose clusters share A: tiles that would fill less than half of it are split along k."""
+"""Launches whose clusters share A: parts of its rows, and a last wave that would be less than half full, split along k."""
 
 from __future__ import annotations
 
@@ -67,3 +67,13 @@ def test_several_waves() -> None:
     pairs_m = (2 * _clusters() + 6) // 3
     problem = testing.random_problem(GROUPED, pairs_m * tile_m, 3 * 2 * tile_n, 1024, device="cuda")
     problem.check(ops.gemm(problem.a, problem.packed, config=config))
+
+
+@pytest.mark.parametrize("m", [1, 100, 128, 129, 256, 257, 384, 385, 511])
+@pytest.mark.parametrize("types", [GROUPED, CHANNEL], ids=str)
+def test_last_rows(types: TypeConfig, m: int) -> None:
+    """Each CTA of a cluster fetches a part of the tokens: whole, cut, or none at all."""
+    problem = testing.random_problem(types, m, 2 * 128 * 3 + 40, 1024, device="cuda")
+    y = ops.gemm(problem.a, problem.packed, config=_sharing(types))
+    problem.check(y)
+    assert not torch.isnan(y).any()
