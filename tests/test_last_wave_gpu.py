@@ -1,4 +1,4 @@
-"""Launches whose clusters share A: parts of its rows, and a last wave that would be less than half full, split along k."""
+"""Clusters that share A: parts of its rows, and a last wave that would be less than half full, split along k."""
 
 from __future__ import annotations
 
