@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,3 +267,23 @@ def test_no_tokens_and_numpy_integers(arch: str) -> None:
     assert planner.choose(TYPES, 0, 4096, 4096, device).split_k >= 0
     numbers = (np.int64(16), np.int32(4096), np.int64(4096))
     assert planner.choose(TYPES, *numbers, device) == planner.choose(TYPES, 16, 4096, 4096, device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_numpy_integers_of_every_width(kind: type[np.integer[Any]]) -> None:
+    """They are taken for what they stand for, not computed with in their width."""
+    m, n, k = 100, min(16384, int(np.iinfo(kind).max)), min(16384, int(np.iinfo(kind).max))
+    for device in (H200, planner.Device(arch="sm_80", sm_count=kind(100))):  # type: ignore[arg-type]
+        found = planner.choose(TYPES, kind(m), kind(n), kind(k), device)  # type: ignore[arg-type]
+        assert found == planner.choose(TYPES, m, n, k, device)
+        assert planner.microseconds(found, kind(m), kind(n), kind(k), device) == planner.microseconds(  # type: ignore[arg-type]
+            found, m, n, k, device
+        )
+
+
+def test_time_of_a_kernel_that_does_not_take_the_tokens() -> None:
+    (config,) = planner.schedules(TYPES, H200, mainloops=[support.SM90_DECODE])
+    choice = planner.Choice(config=config, split_k=1)
+    assert math.isfinite(planner.microseconds(choice, 8, 4096, 4096, H200))
+    for m in (9, 32, 33, 1000):
+        assert planner.microseconds(choice, m, 4096, 4096, H200) == math.inf

@@ -38,10 +38,6 @@ constexpr int kTileM = 16, kTileN = 32, kTileK = 64, kThreads = 128;
 extern "C" __constant__ KernelTraits const humming_cutlass_traits = {
     kKernelTraitsVersion, kThreads, SMEM, kTileM, kTileN, kTileK, CLUSTER, 0, PERSISTENT, 0, 0, BOX};
 
-struct alignas(64) TestMap {
-  char bytes[128];
-};
-
 __device__ float weight(GemmArguments const& g, int n, int k) {
   int const atom = (n / 16) * ((g.k + 63) / 64) + k / 64;
   unsigned const word = static_cast<unsigned const*>(g.ptr_b)[atom * 128 + (n % 16) * 8 + (k % 64) / 8];
@@ -59,7 +55,7 @@ __device__ void store(GemmArguments const& g, int m, int n, float sum) {
 
 #if BOX
 extern "C" __global__ void __launch_bounds__(kThreads)
-    humming_cutlass_gemm(GemmArguments const g, TestMap const __grid_constant__ map) {
+    humming_cutlass_gemm(GemmArguments const g, TensorMaps const __grid_constant__ maps) {
 #else
 extern "C" __global__ void __launch_bounds__(kThreads) humming_cutlass_gemm(GemmArguments const g) {
 #endif
@@ -88,11 +84,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) humming_cutlass_gemm(Gemm
     for (int k_tile = split; k_tile < k_tiles; k_tile += g.split_k) {
 #if BOX
       if (threadIdx.x == 0) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address), "r"(BOX * 128));
+        int const rows = g.m - m0 < BOX ? g.m - m0 : BOX;
+        TensorMap const* const map = rows == BOX ? &maps.a : &maps.a_rest;  // the last rows have one of their own
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address), "r"(rows * 128));
         asm volatile(
             "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
             "[%0], [%1, {%2, %3}], [%4];"
-            ::"r"(shared_address), "l"(&map), "r"(k_tile * kTileK), "r"(m0), "r"(barrier_address) : "memory");
+            ::"r"(shared_address), "l"(map), "r"(k_tile * kTileK), "r"(m0), "r"(barrier_address) : "memory");
       }
       unsigned done = 0;
       while (done == 0) {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from humming_cutlass import dtypes, emitter, support
+from humming_cutlass import dtypes, emitter, errors, support, testing
 from humming_cutlass.build import toolchain
 from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
 
@@ -383,3 +383,50 @@ def test_every_field_is_part_of_the_name(config: GemmConfig, data: st.DataObject
             config, **{part: dataclasses.replace(whole, **{field: getattr(getattr(other, part), field)})}
         )
     assert (changed.name == config.name) == (changed == config)
+
+
+@pytest.mark.parametrize("group_size", [-1, 16, 32, 128])
+@pytest.mark.parametrize("name", ["int1", "int2", "int3", "int4", "int5", "int6", "int7", "int8"])
+@pytest.mark.parametrize("tile_k", [2048, 4096, 6144, 8192])
+def test_decode_schedules_leave_room_for_a_row_of_sums(tile_k: int, name: str, group_size: int) -> None:
+    """What the kernel asserts when it is compiled: RowBlock, by its own formula, is at least 1 for every width."""
+    types = testing.make_types(name, k=8192, group_size=group_size)
+    atoms = range(tile_k // 2048, tile_k // 1024 + 1)
+    refused = []
+    for stages in range(2, 33):
+        schedule = ScheduleConfig(
+            mainloop=support.SM90_DECODE, tile_shape=(8, 16, tile_k), warp_shape=(8, 16), stage_count=stages
+        )
+        reason = support.check(GemmConfig(types=types, schedule=schedule, arch="sm_90a"))
+        rows = []
+        for width in atoms:
+            columns = 64 * width
+            groups = 0 if group_size == -1 else -(-columns // group_size) + (columns % group_size > 0)
+            slab = 16 * columns * types.bits // 8 + groups * 16 * 2
+            ring = stages * (-(-slab // 128) * 128)
+            rows.append((227 * 1024 - 16 * (ring + 32 * 128 + 8 * (stages + 1)) - 1024) // 8192)
+        assert (reason is None) == (min(rows) >= 1), (stages, reason)
+        refused.append(reason is not None)
+    assert refused == sorted(refused), "more stages never fit better"
+    assert not refused[0] or (tile_k, types.bits) >= (6144, 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("mainloop", None, "mainloop: got None; allowed: a str"),
+        ("tile_shape", (8, 16), "tile_shape: got (8, 16); allowed: a tuple of 3 ints"),
+        ("tile_shape", None, "tile_shape: got None; allowed: a tuple of 3 ints"),
+        ("tile_shape", [16, 64, 128], "tile_shape: got [16, 64, 128]; allowed: a tuple of 3 ints"),
+        ("tile_shape", (16.0, 64, 128), "tile_shape: got (16.0, 64, 128); allowed: a tuple of 3 ints"),
+        ("warp_shape", (16, 16, 16), "warp_shape: got (16, 16, 16); allowed: a tuple of 2 ints"),
+        ("stage_count", 2.5, "stage_count: got 2.5; allowed: an int"),
+        ("stage_count", "4", "stage_count: got '4'; allowed: an int"),
+        ("stage_count", None, "stage_count: got None; allowed: an int"),
+        ("stage_count", True, "stage_count: got True; allowed: an int"),
+    ],
+)
+def test_schedules_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        dataclasses.replace(SM80, **{field: value})  # type: ignore[arg-type]
+    assert str(caught.value) == sentence

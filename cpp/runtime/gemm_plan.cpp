@@ -24,7 +24,9 @@ struct EncodedA {
 namespace {
 
 constexpr int64_t kMaxGrid = 2147483647;  // CTAs along x of a grid; kernels count tiles in an int32
-constexpr int64_t kBoxBytes = 128;        // a box row: the span of the 128-byte swizzle
+/// The largest n and k: kernels round them up to tiles, and count the 64-bit words of an atom row, in an int32.
+constexpr int32_t kMaxExtent = (1 << 30) - (1 << 16);
+constexpr int64_t kBoxBytes = 128;  // a box row: the span of the 128-byte swizzle
 constexpr int64_t kTensorMapAlignment = 16;
 constexpr int64_t kAtomRows = 16;
 constexpr int kPortableClusterSize = 8;
@@ -80,11 +82,11 @@ GemmPlan::GemmPlan(std::shared_ptr<Kernel> kernel, GemmWeight const& weight, Ele
   if (element_a == Element::kFloat32) {
     throw ArgumentTypeError("element_a", "float32", "float16 or bfloat16");
   }
-  if (weight.n < 1 || weight.k < 1 || weight.groups < 1) {
+  if (weight.n < 1 || weight.k < 1 || weight.groups < 1 || weight.n > kMaxExtent || weight.k > kMaxExtent) {
     throw ArgumentError(
         "n, k, groups",
         std::to_string(weight.n) + ", " + std::to_string(weight.k) + ", " + std::to_string(weight.groups),
-        "positive 32-bit integers");
+        "positive integers, n and k at most " + std::to_string(kMaxExtent));
   }
 }
 
@@ -263,7 +265,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     driver::TensorMap b;
     driver::TensorMap scale;
     driver::TensorMap zero;
-  } maps;
+  } maps{};
   static_assert(sizeof(maps) == sizeof(TensorMaps));
   void* parameters[2] = {&arguments, nullptr};
   if (traits.box_m > 0) {

@@ -244,6 +244,17 @@ class ScheduleConfig:
     warp_shape: tuple[int, int]
     stage_count: int
 
+    def __post_init__(self) -> None:
+        """Refuses what is of another type; whether the numbers make a kernel is for `support.check`."""
+        if not isinstance(self.mainloop, str):
+            raise ArgumentTypeError(explain("mainloop", repr(self.mainloop), "a str"))
+        for field, length in (("tile_shape", 3), ("warp_shape", 2)):
+            value = getattr(self, field)
+            if not isinstance(value, tuple) or len(value) != length or not all(type(x) is int for x in value):
+                raise ArgumentTypeError(explain(field, repr(value), f"a tuple of {length} ints"))
+        if type(self.stage_count) is not int:
+            raise ArgumentTypeError(explain("stage_count", repr(self.stage_count), "an int"))
+
 
 _SHORT = {
     "float16": "f16",

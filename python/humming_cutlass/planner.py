@@ -9,6 +9,7 @@ below are per SM, measured on an H200 (bench/NOTES.md says how); only their rati
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Collection, Iterable, Mapping
 
@@ -23,14 +24,15 @@ _MOST = 2**31 - 1
 """The largest extent: kernels take 32-bit integers."""
 
 
-def _check_extent(parameter: str, value: object, least: int) -> None:
-    """Refuses what is no integer (NumPy's are) and what is below `least`."""
+def _extent(parameter: str, value: object, least: int) -> int:
+    """Returns an integer, NumPy's too, as Python's, which do not overflow; refuses others and what is below `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentTypeError(explain(parameter, f"{value!r} ({type(value).__name__})", "an int"))
     if operator.index(value) < least:
         raise ArgumentError(explain(parameter, value, f"at least {least}", least))
     if operator.index(value) > _MOST:
         raise ArgumentError(explain(parameter, value, f"at most {_MOST}", _MOST))
+    return operator.index(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Device:
     def __post_init__(self) -> None:
         if not isinstance(self.arch, str):
             raise ArgumentTypeError(explain("arch", type(self.arch).__name__, "a str, e.g. 'sm_90a'"))
-        _check_extent("sm_count", self.sm_count, 1)
+        object.__setattr__(self, "sm_count", _extent("sm_count", self.sm_count, 1))
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, int | str]) -> Device:
@@ -94,8 +96,7 @@ _SM90_TILES = (
 )
 _SM90_MIN_STAGES = 3
 
-# Up to 8 tokens a warp holds its slice of A for 512 columns, or for fewer where the rings of wide weights leave no
-# room.
+# The widest slab first, 512 columns of up to 4 tokens or 256 of 8; the rings of wide weights leave room for fewer.
 _DECODE_TILES = ((8, 16, 8192), (8, 16, 6144), (8, 16, 4096))
 _DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
@@ -230,9 +231,7 @@ def candidates(
 
     Args and errors: as `choose`.
     """
-    _check_extent("m", m, 0)
-    _check_extent("n", n, 1)
-    _check_extent("k", k, 1)
+    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
     return [
         Choice(config=config, split_k=split_k)
         for config in schedules(types, device, mainloops=mainloops)
@@ -267,7 +266,7 @@ def choose(
         ArgumentError: m, n or k is too small.
         UnsupportedError: as `schedules`.
     """
-    _check_extent("m", m, 0)
+    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
     if not isinstance(batch_invariant, bool):
         raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
     tokens = _INVARIANT_TOKENS if batch_invariant else m
@@ -308,10 +307,16 @@ def _ctas_per_sm(config: GemmConfig) -> int:
 
 
 def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> float:
-    """Returns the time that the cost model gives a launch; for comparing choices, not for promises."""
+    """Returns the time that the cost model gives a launch; for comparing choices, not for promises.
+
+    It is infinite where the kernel does not take m tokens.
+    """
     config = choice.config
     tile_m, tile_n, tile_k = config.schedule.tile_shape
+    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
     if config.schedule.mainloop == support.SM90_DECODE:
+        if m > tile_m:
+            return math.inf
         return _decode_nanoseconds(config, m, n, k, device) / 1000
     if choice.split_k == 0:
         return _stream_nanoseconds(config, m, n, k, device) / 1000

@@ -53,11 +53,11 @@ MAINLOOPS_FOR_ANY_TENSORS = (SM80, SM90_DECODE)
 """Those that take rows of A at any address, and group scales of any size."""
 
 DECODE_WARPS = 16
+"""Warps of a CTA of SM90_DECODE, which split k; kDecodeWarps of device/arguments.hpp."""
 _DECODE_BLOCKS_A = 32
-"""Tokens x atoms of A that one of them holds in shared memory: kDecodeBlocksA of device/arguments.hpp."""
+"""Tokens x atoms of A that one of them holds in shared memory; kDecodeBlocksA there."""
 _DECODE_BYTES_SUMS = DECODE_WARPS * 512
 """Shared memory for the sums of an atom row and eight tokens."""
-"""Warps of a CTA of SM90_DECODE, which split its k tile; MmaSm90BulkMultistage::Warps."""
 
 ARCHS = (
     *("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a"),
@@ -200,12 +200,7 @@ def smem_bytes(config: GemmConfig) -> int:
     a = tile_m * tile_k * 2
     b = tile_n * tile_k * types.bits // 8
     if config.schedule.mainloop == SM90_DECODE:
-        return max(
-            _round_up(
-                _smem_bytes_decode_rings(config, atoms) + decode_block_rows(config, 8, atoms) * _DECODE_BYTES_SUMS, 1024
-            )
-            for atoms in decode_slabs(config.schedule)
-        )
+        return max(_smem_bytes_decode(config, atoms) for atoms in decode_slabs(config.schedule))
     groups = tile_n * _group_count(types.group_size, tile_k)
     scales = groups * _scale_bytes(types)
     zeros = groups * _zero_bytes(types)
@@ -229,7 +224,7 @@ def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int) -> int:
     """Returns the width of a slab for m tokens and k columns: `decode_slab_atoms` of device/arguments.hpp."""
     least, most = decode_slabs(schedule)[0], decode_slabs(schedule)[-1]
     atoms = -(-k // ATOM_K)
-    limit = min(_DECODE_BLOCKS_A // max(m, 1), most)
+    limit = max(1, min(_DECODE_BLOCKS_A // max(m, 1), most))
     rounds = -(-atoms // (DECODE_WARPS * limit))
     per_warp = -(-atoms // DECODE_WARPS)
     return max(-(-per_warp // rounds), least)
@@ -237,8 +232,20 @@ def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int) -> int:
 
 def decode_block_rows(config: GemmConfig, m: int, atoms: int) -> int:
     """Returns the atom rows that the kernel for few tokens sums at a time, for m tokens and slabs of `atoms` atoms."""
+    return max(1, _decode_rows(config, atoms)) * 4 // (4 if m > 4 else 2 if m > 2 else 1)
+
+
+def _decode_rows(config: GemmConfig, atoms: int) -> int:
+    """Returns RowBlock of the mainloop; not positive where the rings leave no room, and the kernel does not compile."""
     rest = SMEM_LIMIT[SM90_DECODE] - _smem_bytes_decode_rings(config, atoms) - 1024
-    return max(1, min(8, rest // _DECODE_BYTES_SUMS)) * 4 // (4 if m > 4 else 2 if m > 2 else 1)
+    return min(8, rest // _DECODE_BYTES_SUMS)
+
+
+def _smem_bytes_decode(config: GemmConfig, atoms: int) -> int:
+    """Returns the shared memory for slabs of `atoms` atoms; more than there is where not even one row of sums fits."""
+    rows = _decode_rows(config, atoms)
+    rings = _smem_bytes_decode_rings(config, atoms)
+    return _round_up(rings + rows * _DECODE_BYTES_SUMS if rows > 0 else rings + _DECODE_BYTES_SUMS + 1024, 1024)
 
 
 def _smem_bytes_decode_rings(config: GemmConfig, atoms: int) -> int:
