@@ -253,6 +253,8 @@ def loading():
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
     raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 3")
+    raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8).traits(0), "impossible kernel traits")
+    raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8, max_m=33).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
     raises(LaunchError, lambda: kernel(smem_bytes=300000).traits(0), "smem_bytes: got 300000", "232448")
     fake.fake_static_shared(1024)
@@ -517,6 +519,19 @@ def tensor_maps_of_the_weight():
     assert (scales.box0, scales.box1, scales.type, scales.swizzle) == (GROUPS * 4, 8, 8, 0)
     words = map_back(3)
     assert (words.extent0, words.extent1, words.stride, words.box0) == (256, 3, 2048, 64)
+
+
+def extents_beyond_a_kernel():
+    """Kernels round n and k up, and count an atom row's words, in 32 bits."""
+    most = (1 << 30) - (1 << 16)
+    scale = FakeTensor((1, 1, 16), FLOAT16)
+    for k in (most, most + 64):
+        b = FakeTensor((1, k // 64, 32), INT32)  # one bit a weight; memory that is never touched
+        if k == most:
+            plan(n=16, k=k, groups=1, b=b, scale=scale)
+            continue
+        allowed = f"got 16, {k}, 1; allowed: positive integers, n and k at most {most}"
+        raises(ArgumentError, lambda b=b, k=k: plan(n=16, k=k, groups=1, b=b, scale=scale), allowed)
 
 
 def tensor_maps_that_are_known():
@@ -992,6 +1007,8 @@ SCENARIOS = {
         tensor_maps,
         tensor_maps_of_the_weight,
         tensor_maps_that_are_known,
+        tensor_maps_of_slabs,
+        extents_beyond_a_kernel,
         dependent_launches,
         workspaces,
         workspaces_of_streams_with_one_handle,
