@@ -128,6 +128,10 @@ _SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.14, 64: 0.23}
 """What of it mma.sync reaches with weights dequantized in registers."""
 _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
 """CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
+_POWER_TOKENS = 512
+"""Tokens from which on the power limit decides."""
+_POWER = 1.1
+"""How much longer tiles of fewer than 256 tokens take there: they dequantize, and read shared memory, more often."""
 _LAUNCH_NS = 1600.0
 """A launch, up to the first copies."""
 _UNIT_NS = 1000.0
@@ -144,13 +148,13 @@ _SPLIT_NS = {support.SM80: 3000.0, support.SM90: 500.0}
 """Waiting for the other CTAs of a tile: through memory, or within a cluster."""
 _CLUSTER_NS = 150.0
 """What each CTA of a cluster adds to that."""
-_STREAM_NS = 1200.0
+_STREAM_NS = 900.0
 """Waiting for the sums of others in stream-k."""
 _STREAM_BYTES = 20.0
 """Bytes of partial sums an SM writes and reads per nanosecond there."""
 _FEW_CTAS = 1.12
 """How much faster than its share of memory an SM can be where others have nothing to do."""
-_STREAM_WAVES = 2
+_STREAM_WAVES = 3
 """Waves of tiles from which on stream-k is not looked at: the last one matters little."""
 _PARTIAL_BYTES = {support.SM80: 20.0, support.SM90: 120.0}
 """Bytes of partial sums an SM writes and reads per nanosecond."""
@@ -324,7 +328,7 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
     waves, tail = _waves(choice, m, n, k, device)
     sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
-    column = _column_nanoseconds(config, min(_FEW_CTAS, max(1.0, device.sm_count / max(units, 1))))
+    column = _column_nanoseconds(config, m, min(_FEW_CTAS, max(1.0, device.sm_count / max(units, 1))))
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
     nanoseconds = _launch_nanoseconds(config) + waves * (columns * column * sharing + _UNIT_NS)
@@ -341,10 +345,10 @@ def _launch_nanoseconds(config: GemmConfig) -> float:
     return _LAUNCH_NS + tile_n * tile_k * config.types.bits / 8 / _WEIGHT_BYTES
 
 
-def _column_nanoseconds(config: GemmConfig, share: float = 1.0) -> float:
+def _column_nanoseconds(config: GemmConfig, m: int, share: float = 1.0) -> float:
     """Returns what a tile takes for each column of k: the longest of copying, multiplying and dequantizing.
 
-    `share` is an SM's share of memory, in units of what it has where all SMs work.
+    `m` is that of the call; `share` is an SM's share of memory, in units of what it has where all SMs work.
     """
     tile_m, tile_n, _ = config.schedule.tile_shape
     copy = tile_n * config.types.bits / 8 / (share * _WEIGHT_BYTES) + tile_m * 2 / _ACTIVATION_BYTES
@@ -354,7 +358,8 @@ def _column_nanoseconds(config: GemmConfig, share: float = 1.0) -> float:
     warpgroups = tile_n // 64
     efficiency *= _THREE_WARPGROUPS if warpgroups == 3 else 1
     multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
-    return max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[warpgroups])
+    power = _POWER if m >= _POWER_TOKENS and tile_m < 256 else 1.0
+    return power * max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[warpgroups])
 
 
 def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
@@ -364,7 +369,7 @@ def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     own = -(-(tiles * -(-k // tile_k)) // device.sm_count)
     stored = -(-tiles // device.sm_count) + 1
     partial = 2 * tile_m * tile_n * 4 / _STREAM_BYTES
-    columns = own * tile_k * _column_nanoseconds(config)
+    columns = own * tile_k * _column_nanoseconds(config, m)
     return _launch_nanoseconds(config) + columns + stored * _UNIT_NS + _STREAM_NS + partial
 
 
