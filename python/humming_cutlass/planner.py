@@ -122,8 +122,6 @@ _FLOPS = 7000.0
 """Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
 _EFFICIENCY = {8: 0.25, 16: 0.35, 32: 0.5, 64: 0.74, 128: 0.9, 256: 0.93}
 """What of it wgmma reaches, by the tokens of a tile."""
-_THREE_WARPGROUPS = 1.07
-"""How much more of it tiles of 192 rows reach."""
 _SM80_EFFICIENCY = {8: 0.05, 16: 0.1, 32: 0.14, 64: 0.23}
 """What of it mma.sync reaches with weights dequantized in registers."""
 _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
@@ -355,11 +353,9 @@ def _column_nanoseconds(config: GemmConfig, m: int, share: float = 1.0) -> float
     efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
     if config.schedule.mainloop == support.SM80:
         return max(copy, 2 * tile_m * tile_n / (_FLOPS * efficiency), tile_n / _DEQUANTIZED_WEIGHTS[2])
-    warpgroups = tile_n // 64
-    efficiency *= _THREE_WARPGROUPS if warpgroups == 3 else 1
     multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
     power = _POWER if m >= _POWER_TOKENS and tile_m < 256 else 1.0
-    return power * max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[warpgroups])
+    return power * max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[tile_n // 64])
 
 
 def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
@@ -376,7 +372,7 @@ def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
 def _waves(choice: Choice, m: int, n: int, k: int, device: Device) -> tuple[float, bool]:
     """Returns the waves of a launch, and whether the last one is half of one.
 
-    Clusters that share A take pairs of tiles; pairs that would fill less than half of a last wave are split along k, as
+    Clusters that share A take pairs of tiles; pairs that would fill at most half of a last wave are split along k, as
     scheduler/persistent.hpp has it.
     """
     config = choice.config

@@ -30,7 +30,7 @@ __all__ = ["TOKEN_STEP", "Gpu", "Outcome", "check_file", "gpu", "path", "save", 
 
 TOKEN_STEP = 8
 """A choice measured at m holds up to the next multiple of this, and down to the one before. The token tile of every
-kernel is a multiple of it, so that each kernel launches the tiles that were measured."""
+kernel is a multiple of it, so that each kernel launches as many tiles as were measured."""
 
 _VARIABLE = "HUMMING_CUTLASS_TUNING_FILE"
 _FORMAT = 1

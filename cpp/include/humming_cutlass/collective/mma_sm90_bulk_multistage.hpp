@@ -2,9 +2,9 @@
 ///
 /// A CTA owns whole atom rows (16 weight rows) over the full k and never shares one, so nothing is summed between CTAs.
 /// Its warps split k: warp w takes columns [w * WarpK, (w + 1) * WarpK) of every 16 * WarpK, keeps its slice of A in
-/// registers for all atom rows, and leaves partial sums in shared memory, which the CTA adds in the order of k. Until
-/// then no warp waits for another. The width of a slice, `SlabAtoms` atoms, is a constant, so that the code of a slab has
-/// no branches; the kernel holds this mainloop for several widths and takes that of `decode_slab_atoms`.
+/// registers for a block of atom rows, and leaves partial sums in shared memory, which the CTA adds in the order of k.
+/// Until then no warp waits for another. The width of a slice, `SlabAtoms` atoms, is a constant, so that the code of a
+/// slab has no branches; the kernel holds this mainloop for several widths and takes that of `decode_slab_atoms`.
 ///
 /// A slice of A comes by one TMA copy into shared memory of the warp, and the next one as soon as this one is in
 /// registers. Where a tensor map cannot be, the warp's lanes read it.
@@ -71,7 +71,8 @@ struct MmaSm90BulkMultistage {
   static constexpr int BytesA = kDecodeBlocksA * 128;
   /// Partial sums of an atom row: a tile of 16 x 8 floats for each warp.
   static constexpr int BytesSums = Warps * 512;
-  /// Atom rows that are summed at a time: what shared memory holds beside the rings and A; more than 8 gain nothing.
+  /// Atom rows of a block, with up to 4 or 2 tokens twice or four times as many: what shared memory holds beside the rings
+  /// and A; more than 8 gain nothing.
   static constexpr int RowBlock = [] {
     constexpr int rest = 227 * 1024 - Warps * (RingBytes + BytesA + 8 * (StageCount + 1)) - 1024;
     return rest / BytesSums > 8 ? 8 : rest / BytesSums;

@@ -19,15 +19,15 @@ struct GemmArguments {
   float const* ptr_global_scale;  ///< one float, or null for 1
   float const* ptr_bias;          ///< float [n], or null
   void* ptr_d;                    ///< (m, n), row stride `stride_d`, inner stride 1
-  float* ptr_partial;             ///< split-k partial sums; null when `split_k` is 1, or a cluster
-  uint32_t* ptr_counter;          ///< one per output tile, zero before and after every launch
+  float* ptr_partial;             ///< partial sums of split-k and stream-k; null when `split_k` is 1, or a cluster
+  uint32_t* ptr_counter;          ///< one per output tile, stream-k: per CTA; zero before and after every launch
   int64_t stride_a;               ///< elements between rows of A
   int64_t stride_d;               ///< elements between rows of D
   int32_t m;
   int32_t n;
   int32_t k;
   int32_t groups;   ///< scale groups along k of the packed scales; 1 for channel scales
-  int32_t split_k;  ///< CTAs that share the k range of one output tile; 1 .. ceil(k / tile_k), more is undefined
+  int32_t split_k;  ///< CTAs that share the k range of an output tile, 1 .. ceil(k / tile_k); 0: stream-k, if there
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
@@ -54,7 +54,7 @@ HUMMING_CUTLASS_HOST_DEVICE constexpr bool decode_maps_a(uint64_t address, int64
 
 /// What a launcher must know of a compiled kernel. Each cubin exports one as `humming_cutlass_traits`.
 struct KernelTraits {
-  int32_t version;     ///< of this struct and of GemmArguments; a launcher refuses another one
+  int32_t version;     ///< of this struct, GemmArguments and TensorMaps; a launcher refuses another one
   int32_t threads;     ///< per CTA
   int32_t smem_bytes;  ///< dynamic shared memory per CTA
   int32_t tile_m;
@@ -84,7 +84,7 @@ struct alignas(64) TensorMap {
 /// The second parameter of kernels that copy by TMA. B, scales and zero points are seen as matrices of 64-bit words with
 /// one row for each atom row.
 struct TensorMaps {
-  TensorMap a;       ///< in boxes of box_m rows, where there are as many
+  TensorMap a;       ///< in boxes of box_m rows, where there are as many; of m with slab_atoms
   TensorMap a_rest;  ///< in boxes of the m % box_m rows beyond those
   TensorMap b;
   TensorMap scale;

@@ -20,7 +20,7 @@ struct WorkUnit {
 
 /// Clusters of `MaxSharing` CTAs take neighbouring tiles along n at the same time, unless the cluster splits k.
 ///
-/// Tiles that would fill less than half of a last wave are split along k instead, between the CTAs of a cluster: half a
+/// Tiles that would fill at most half of a last wave are split along k instead, between the CTAs of a cluster: half a
 /// wave. They are the last work of their cluster.
 ///
 /// Stream-k, `split_k` 0, where no CTAs share: the k tiles of all output tiles, one after the other, are dealt out evenly.
