@@ -73,3 +73,16 @@ def test_many_atom_rows() -> None:
         for k in (1088, config.schedule.tile_shape[2] + 64):
             problem = testing.random_problem(types, 8, n, k, device="cuda")
             problem.check(ops.gemm(problem.a, problem.packed, config=config))
+
+
+@pytest.mark.parametrize("atoms", [1, 16, 31, 70])
+@pytest.mark.parametrize("m", [1, 8])
+def test_slabs_of_one_and_two_atoms(atoms: int, m: int) -> None:
+    """Factors of 4 bytes for every 16 weights leave room for no more."""
+    types = testing.make_types(
+        "uint8", k=64 * 16, element_a="float16", group_size=16, zero_point="floating", scale_dtype="float32"
+    )
+    (config,) = _kernels(types)
+    assert config.schedule.tile_shape == (8, 16, 2048)
+    problem = testing.random_problem(types, m, 40, 64 * atoms, device="cuda")
+    problem.check(ops.gemm(problem.a, problem.packed, config=config))
