@@ -430,3 +430,38 @@ def test_schedules_of_other_types_are_refused(field: str, value: object, sentenc
     with pytest.raises(errors.ArgumentTypeError) as caught:
         dataclasses.replace(SM80, **{field: value})  # type: ignore[arg-type]
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("element_a", None, "element_a: got None; allowed: the name of a type"),
+        ("element_b", ["int4"], "element_b: got ['int4']; allowed: the name of a type"),
+        ("element_d", 16, "element_d: got 16; allowed: the name of a type"),
+        ("element_scale", b"float16", "element_scale: got b'float16'; allowed: the name of a type"),
+        ("element_zero", None, "element_zero: got None; allowed: the name of a type"),
+        ("group_size", "128", "group_size: got '128'; allowed: an int"),
+        ("group_size", None, "group_size: got None; allowed: an int"),
+        ("group_size", 128.0, "group_size: got 128.0; allowed: an int"),
+    ],
+)
+def test_types_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        dataclasses.replace(TYPES, **{field: value})  # type: ignore[arg-type]
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("types", None, "types: got None; allowed: a TypeConfig"),
+        ("schedule", (16, 64, 128), "schedule: got (16, 64, 128); allowed: a ScheduleConfig"),
+        ("arch", None, "arch: got None; allowed: a str"),
+        ("arch", 90, "arch: got 90; allowed: a str"),
+    ],
+)
+def test_configs_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
+    config = GemmConfig(types=TYPES, schedule=SM80, arch="sm_80")
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        dataclasses.replace(config, **{field: value})  # type: ignore[arg-type]
+    assert str(caught.value) == sentence

@@ -217,6 +217,15 @@ class TypeConfig:
     element_zero: str = "none"
     group_size: int = -1
 
+    def __post_init__(self) -> None:
+        """Refuses what is of another type; `support.check_types` says what is legal."""
+        for field in ("element_a", "element_b", "element_d", "element_scale", "element_zero"):
+            value = getattr(self, field)
+            if not isinstance(value, str):
+                raise ArgumentTypeError(explain(field, repr(value), "the name of a type"))
+        if type(self.group_size) is not int:
+            raise ArgumentTypeError(explain("group_size", repr(self.group_size), "an int"))
+
     @property
     def bits(self) -> int:
         """Width of a weight code."""
@@ -294,6 +303,13 @@ class GemmConfig:
     types: TypeConfig
     schedule: ScheduleConfig
     arch: str
+
+    def __post_init__(self) -> None:
+        """Refuses what is of another type; `support.check` says what is legal."""
+        for field, kind in (("types", TypeConfig), ("schedule", ScheduleConfig), ("arch", str)):
+            value = getattr(self, field)
+            if not isinstance(value, kind):
+                raise ArgumentTypeError(explain(field, repr(value), f"a {kind.__name__}"))
 
     @property
     def name(self) -> str:
