@@ -4,10 +4,10 @@
     python bench/tiles.py --tiles 8x128x256:5,16x256x256:4 --shapes 28672x8192 --m 8,16 --json tiles.jsonl
     python bench/tiles.py --judge tiles.jsonl
 
-`--tiles` are tiles of the SM90 mainloop, each with the most stages it may have, instead of the planner's; the kernel for
-few tokens is the planner's. Caches are cold and calls are in a CUDA graph, as in the benchmark; from m = 512 on, or
-from `--sustained` on, a point runs at the power limit. Candidates that the model finds more than `--slack` times slower than
-its choice are left out. Every result is checked before it is timed. Rows are written as they are measured.
+`--tiles` are tiles of the SM90 mainloop, each with the most stages it may have, instead of the planner's; the kernel
+for few tokens is the planner's. Caches are cold and calls are in a CUDA graph, as in the benchmark; from m = 512 on, or
+from `--sustained` on, a point runs at the power limit. Candidates that the model finds more than `--slack` times slower
+than its choice are left out. Every result is checked before it is timed. Rows are written as they are measured.
 
 `--judge` needs no GPU: for each point of a table it compares the planner's choice with the fastest row.
 """
