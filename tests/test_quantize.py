@@ -281,7 +281,6 @@ def _types(**words: Any) -> TypeConfig:
         (torch.ones(4, 64), "float8_e7m0", UnsupportedError, r"element_b: got float8_e7m0.*element_a bfloat16"),
         (torch.ones(4, 64), _types(element_zero="integer"), UnsupportedError, r"element_zero: got integer.*uint4"),
         (torch.ones(4, 64), _types(element_a="float32"), UnsupportedError, r"element_a: got float32"),
-        (torch.ones(4, 64), _types(element_a=None), UnsupportedError, r"element_a: got None"),
         (torch.ones(4, 64), _types(element_scale="int8"), UnsupportedError, r"element_scale: got int8"),
         (torch.ones(4, 64), _types(group_size=8), ArgumentError, r"group_size: got 8"),
         (torch.full((1, 64), 3e38), {"dtype": "int1", "scale_dtype": "float16"}, ArgumentError, r"scale of 3e\+38"),
