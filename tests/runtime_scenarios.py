@@ -18,7 +18,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from humming_cutlass import _C
+from humming_cutlass import _C, support
+from humming_cutlass.config import ScheduleConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, LaunchError
 
 N, K, GROUPS = 48, 200, 4  # 3 atoms along n, 4 along k
@@ -486,6 +487,7 @@ def tensor_maps_of_slabs():
     few.run(a_of(2), d_of(2), 0)
     assert fake.fake_maps() == count
     b, scale = FakeTensor((3, 90, 128), INT32), FakeTensor((3, 1, 16), FLOAT16)
+    one_row = FakeTensor((1, 1, 16), FLOAT16)
     many = plan(traits, k=90 * 64, groups=1, b=b, scale=scale)
 
     def box_of(m, **words):
@@ -503,6 +505,20 @@ def tensor_maps_of_slabs():
     assert box_of(2, strides=(6001, 1))[0] == 0, "rows that are not aligned"
     assert box_of(2, offset=2)[0] == 0, "an address that is not"
     assert box_of(1, strides=(7, 1)) == (1, 6), "the stride of one row means nothing"
+    # What the planner counts with is what the launcher does.
+    for most in (2, 4, 6, 8):
+        schedule = ScheduleConfig(
+            mainloop=support.SM90_DECODE, tile_shape=(8, 16, 1024 * most), warp_shape=(8, 16), stage_count=2
+        )
+        for atoms in (1, 16, 33, 90, 129, 459):
+            k = atoms * 64
+            b = FakeTensor((1, atoms, 128), INT32)
+            bound = plan(
+                kernel(max_m=8, persistent=1, box_m=8, slab_atoms=most), n=16, k=k, groups=1, b=b, scale=one_row
+            )
+            for m in range(1, 9):
+                bound.run(FakeTensor((m, k), FLOAT16), FakeTensor((m, 16), FLOAT16), 0)
+                assert last_map().box2 == support.decode_slab_atoms(schedule, m, k), (most, atoms, m)
 
 
 def tensor_maps_of_the_weight():
