@@ -116,7 +116,7 @@ _WEIGHT_BYTES = 34.0
 """Bytes of B an SM receives per nanosecond when all stream from memory."""
 _ACTIVATION_BYTES = 100.0
 """Bytes of A an SM receives per nanosecond, from L2."""
-_DEQUANTIZED_WEIGHTS = {1: 40.0, 2: 56.0, 3: 64.0, 4: 70.0}
+_DEQUANTIZED_WEIGHTS = {1: 40.0, 2: 60.0, 3: 66.0, 4: 70.0}
 """Weights an SM dequantizes per nanosecond, in the shadow of which the tensor cores work, by its warpgroups."""
 _FLOPS = 7000.0
 """Floating-point operations of the tensor cores of an SM per nanosecond, 16-bit operands."""
