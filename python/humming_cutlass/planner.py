@@ -97,7 +97,7 @@ _SM90_TILES = (
 _SM90_MIN_STAGES = 3
 
 # The widest slab first, 512 columns of up to 4 tokens or 256 of 8; the rings of wide weights leave room for fewer.
-_DECODE_TILES = tuple((8, 16, k) for k in (8192, 6144, 4096, 2048))
+_DECODE_TILES = ((8, 16, 8192), (8, 16, 6144), (8, 16, 4096))
 _DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
 _DECODE_MAX_STAGES = 3
@@ -182,7 +182,10 @@ def _sm90_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
 
 
 def _decode_schedules(types: TypeConfig, arch: str) -> list[GemmConfig]:
-    """Returns the kernel for few tokens, the one with the widest slabs whose rings fit; none before SM90."""
+    """Returns the kernel for few tokens, the one with the widest slabs whose rings fit.
+
+    There is none before SM90, nor where factors of 4 bytes for every 16 wide weights leave no room.
+    """
 
     def fitting(tile: tuple[int, int, int]) -> GemmConfig | None:
         wanted = _DECODE_RING_BYTES * 8 // (tile[1] * tile[2] * types.bits)
