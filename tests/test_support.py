@@ -411,6 +411,12 @@ def test_decode_schedules_leave_room_for_a_row_of_sums(tile_k: int, name: str, g
     assert not refused[0] or (tile_k, types.bits) >= (6144, 5)
 
 
+def _refuses(config: TypeConfig | ScheduleConfig | GemmConfig, field: str, value: object, sentence: str) -> None:
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        dataclasses.replace(config, **{field: value})  # type: ignore[arg-type]
+    assert str(caught.value) == sentence
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
@@ -427,9 +433,7 @@ def test_decode_schedules_leave_room_for_a_row_of_sums(tile_k: int, name: str, g
     ],
 )
 def test_schedules_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        dataclasses.replace(SM80, **{field: value})  # type: ignore[arg-type]
-    assert str(caught.value) == sentence
+    _refuses(SM80, field, value, sentence)
 
 
 @pytest.mark.parametrize(
@@ -446,9 +450,7 @@ def test_schedules_of_other_types_are_refused(field: str, value: object, sentenc
     ],
 )
 def test_types_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        dataclasses.replace(TYPES, **{field: value})  # type: ignore[arg-type]
-    assert str(caught.value) == sentence
+    _refuses(TYPES, field, value, sentence)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +463,4 @@ def test_types_of_other_types_are_refused(field: str, value: object, sentence: s
     ],
 )
 def test_configs_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
-    config = GemmConfig(types=TYPES, schedule=SM80, arch="sm_80")
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        dataclasses.replace(config, **{field: value})  # type: ignore[arg-type]
-    assert str(caught.value) == sentence
+    _refuses(GemmConfig(types=TYPES, schedule=SM80, arch="sm_80"), field, value, sentence)

@@ -153,8 +153,7 @@ void bind_cuda(nb::module_& module) {
       .def("traits", &kernel_traits, "device"_a,
            "Loads the kernel on a device and returns its KernelTraits: version, threads, smem_bytes, tile_m, tile_n, "
            "tile_k, cluster_size, cluster_split_k, persistent, max_m, dependent_launch, box_m, slab_atoms, box_n, "
-           "box_b, "
-           "box_scale, box_zero. "
+           "box_b, box_scale, box_zero. "
            "Raises LaunchError where the device cannot run it.");
 
   module.def("pack", &pack, "kernel"_a, "codes"_a.none(), "packed"_a.none(), "stream"_a,
