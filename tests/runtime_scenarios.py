@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import pathlib
 import struct
@@ -125,7 +126,7 @@ class Arguments(ctypes.Structure):
         ("counter", ctypes.c_uint64),
         ("stride_a", ctypes.c_int64),
         ("stride_d", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k")),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k", "share", "more", "slab_atoms")),
     )
 
 
@@ -151,6 +152,11 @@ fake: ctypes.PyDLL
 folder = pathlib.Path(tempfile.mkdtemp())
 
 
+def shares_of_last_launch() -> tuple[int, int, int]:
+    arguments = last_launch().arguments
+    return arguments.share, arguments.more, arguments.slab_atoms
+
+
 def last_launch() -> Launch:
     launch = Launch()
     fake.fake_launch(fake.fake_launches() - 1, ctypes.byref(launch))
@@ -172,7 +178,7 @@ def map_back(back: int) -> Map:
 
 def cubin(**changes) -> str:
     traits = {
-        "version": 3,
+        "version": 4,
         "threads": 128,
         "smem_bytes": 1024,
         "tile_m": 16,
@@ -253,7 +259,7 @@ def loading():
     assert fake.fake_stack() == 0, "the context stack must be as before"
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
-    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 3")
+    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 4")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8, max_m=33).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
@@ -405,10 +411,12 @@ def grids():
     assert (last_launch().grid, last_launch().cluster) == (10, 1)
     shared.run(a_of(330), d_of(330), 0, 3)
     assert (last_launch().grid, last_launch().cluster) == (63 * 2, 3), "every tile's splits are a cluster"
+    assert shares_of_last_launch() == (1, 1, 0), "of four k tiles the first CTA takes two"
     assert (last_launch().arguments.partial, last_launch().arguments.counter) == (0, 0), "no workspace"
     shared.run(a_of(33), d_of(33), 0, 0)
     assert (last_launch().grid, last_launch().cluster) == (10, 1), "stream-k: at most one CTA per SM"
     assert last_launch().arguments.split_k == 0
+    assert shares_of_last_launch() == (2, 4, 0), "24 k tiles of six tiles, by 10 CTAs"
     assert last_launch().arguments.partial != 0, "a tile of sums for each CTA"
     assert ctypes.string_at(last_launch().arguments.counter, 10 * 4) == bytes(40)
     shared.run(a_of(1), d_of(1), 0, 0)
@@ -487,7 +495,6 @@ def tensor_maps_of_slabs():
     few.run(a_of(2), d_of(2), 0)
     assert fake.fake_maps() == count
     b, scale = FakeTensor((3, 90, 128), INT32), FakeTensor((3, 1, 16), FLOAT16)
-    one_row = FakeTensor((1, 1, 16), FLOAT16)
     many = plan(traits, k=90 * 64, groups=1, b=b, scale=scale)
 
     def box_of(m, **words):
@@ -506,19 +513,25 @@ def tensor_maps_of_slabs():
     assert box_of(2, offset=2)[0] == 0, "an address that is not"
     assert box_of(1, strides=(7, 1)) == (1, 6), "the stride of one row means nothing"
     # What the planner counts with is what the launcher does.
+    kept = []  # a map of A is kept for its address
     for most in (2, 4, 6, 8):
         schedule = ScheduleConfig(
             mainloop=support.SM90_DECODE, tile_shape=(8, 16, 1024 * most), warp_shape=(8, 16), stage_count=2
         )
-        for atoms in (1, 16, 33, 90, 129, 459):
-            k = atoms * 64
-            b = FakeTensor((1, atoms, 128), INT32)
-            bound = plan(
-                kernel(max_m=8, persistent=1, box_m=8, slab_atoms=most), n=16, k=k, groups=1, b=b, scale=one_row
-            )
+        for atoms, n in itertools.product((1, 16, 33, 90, 129, 459), (16, 1440, 1441)):
+            k, rows = atoms * 64, -(-n // 16)
+            b, scale = FakeTensor((rows, atoms, 128), INT32), FakeTensor((rows, 1, 16), FLOAT16)
+            traits = kernel(max_m=8, persistent=1, box_m=8, slab_atoms=most)
+            bound = plan(traits, n=n, k=k, groups=1, b=b, scale=scale)
             for m in range(1, 9):
-                bound.run(FakeTensor((m, k), FLOAT16), FakeTensor((m, 16), FLOAT16), 0)
-                assert last_map().box2 == support.decode_slab_atoms(schedule, m, k), (most, atoms, m)
+                kept.append(FakeTensor((m, k), FLOAT16))
+                bound.run(kept[-1], FakeTensor((m, n), FLOAT16), 0)
+                own = -(-rows // min(rows, 10))  # the fake GPU has 10 SMs
+                slab = support.decode_slab_atoms(schedule, m, k, own)
+                assert own in (1, 9, 10)
+                assert last_map().box2 == (slab if slab * m <= 32 else -(-slab // 2)), (most, atoms, n, m)
+                grid = min(rows, 10)
+                assert shares_of_last_launch() == (rows // grid, rows % grid, slab), (most, atoms, n, m)
 
 
 def tensor_maps_of_the_weight():

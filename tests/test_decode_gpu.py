@@ -75,6 +75,23 @@ def test_many_atom_rows() -> None:
             problem.check(ops.gemm(problem.a, problem.packed, config=config))
 
 
+@pytest.mark.parametrize("atoms", [81, 113, 128, 240])
+@pytest.mark.parametrize("m", [4, 5, 8])
+@pytest.mark.parametrize("group_size", [-1, 96, 128])
+def test_slices_in_two_halves(group_size: int, m: int, atoms: int) -> None:
+    """CTAs of so many atom rows that slabs are wider than what a warp can hold of A: of 6, 8, 8 and 8 atoms here."""
+    types = _types(group_size, None)
+    (config,) = _kernels(types)
+    sms = ops.planner_device(0).sm_count
+    k = atoms * 64 // max(group_size, 1) * max(group_size, 1)
+    problem = testing.random_problem(types, m, sms * 16 * 9 + 1, k, device="cuda")
+    y = ops.gemm(problem.a, problem.packed, config=config)
+    problem.check(y)
+    storage = torch.empty(m, k + 1, dtype=problem.a.dtype, device="cuda")
+    storage[:, 1:] = problem.a
+    testing.check_equal(ops.gemm(storage[:, 1:], problem.packed, config=config), y)  # read without a tensor map
+
+
 @pytest.mark.parametrize("atoms", [1, 16, 31, 70])
 @pytest.mark.parametrize("m", [1, 8])
 def test_slabs_of_one_and_two_atoms(atoms: int, m: int) -> None:

@@ -131,10 +131,10 @@ void GemmPlan::encode_weight(KernelTraits const& traits) {
   }
 }
 
-EncodedA const& GemmPlan::maps_of_a(Matrix const& a, KernelTraits const& traits) const {
+EncodedA const& GemmPlan::maps_of_a(Matrix const& a, KernelTraits const& traits, int slab_atoms) const {
   EncodedA& known = encoded_a(a.data);
   auto const m = int32_t(a.rows);
-  int const box_atoms = traits.slab_atoms > 0 ? decode_slab_atoms(m, weight_.k, traits.slab_atoms) : 0;
+  int const box_atoms = slab_atoms > 0 ? decode_box_atoms(m, slab_atoms) : 0;
   if (known.data != a.data || known.rows != a.rows || known.stride != a.stride || known.k != weight_.k ||
       known.box_m != traits.box_m || known.box_atoms != box_atoms || known.element != element_a_) {
     known.data = nullptr;  // while it is being changed: encoding may throw
@@ -249,6 +249,14 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.k = weight_.k;
   arguments.groups = weight_.groups;
   arguments.split_k = split_k;
+  arguments.shares = streams ? deal(tiles * k_tiles, grid) : deal(k_tiles, split_k);
+  arguments.slab_atoms = 0;
+  if (traits.slab_atoms > 0) {
+    int64_t const atom_rows = ceil_div(weight_.n, kAtomRows);
+    arguments.shares = deal(atom_rows, grid);
+    auto const most = int32_t(ceil_div(atom_rows, grid));
+    arguments.slab_atoms = decode_slab_atoms(int32_t(m), weight_.k, most, traits.slab_atoms);
+  }
 
   driver::ContextScope scope(device);
   if (streams || (split_k > 1 && !in_cluster)) {
@@ -271,7 +279,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   if (traits.box_m > 0) {
     auto const address = reinterpret_cast<uint64_t>(a.data);
     if (traits.slab_atoms == 0 || decode_maps_a(address, a.stride * bytes_of(element_a_), int32_t(m), weight_.k)) {
-      EncodedA const& encoded = maps_of_a(a, traits);
+      EncodedA const& encoded = maps_of_a(a, traits, arguments.slab_atoms);
       maps.a = encoded.map;
       maps.a_rest = encoded.rest;
     }

@@ -64,7 +64,7 @@ class GemmPlan {
   std::shared_ptr<Kernel> const& kernel() const { return kernel_; }
 
  private:
-  EncodedA const& maps_of_a(Matrix const& a, KernelTraits const& traits) const;
+  EncodedA const& maps_of_a(Matrix const& a, KernelTraits const& traits, int slab_atoms) const;
   driver::TensorMap encode_a(Matrix const& a, int box_m, int box_atoms) const;
   driver::TensorMap encode_packed(void const* pointer, int64_t row_bytes, int box_words,
                                   KernelTraits const& traits) const;

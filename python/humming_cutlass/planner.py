@@ -96,7 +96,7 @@ _SM90_TILES = (
 )
 _SM90_MIN_STAGES = 3
 
-# The widest slab first, 512 columns of up to 4 tokens or 256 of 8; the rings of wide weights leave room for fewer.
+# The widest slab first, 512 columns; the rings of wide weights leave room for fewer.
 _DECODE_TILES = ((8, 16, 8192), (8, 16, 6144), (8, 16, 4096))
 _DECODE_RING_BYTES = 1 << 16
 """Bytes of B in flight or waiting on an SM: more only delays the copies of A."""
@@ -128,8 +128,12 @@ _SM80_CTAS = {8: 4, 16: 4, 32: 2, 64: 2}
 """CTAs of an SM80 schedule that share an SM, by the tokens of a tile."""
 _POWER_TOKENS = 512
 """Tokens from which on the power limit decides."""
-_POWER = 1.1
-"""How much longer tiles of fewer than 256 tokens take there: they dequantize, and read shared memory, more often."""
+_POWER_FLOPS = {(256, 2): 5450.0, (128, 3): 5330.0, (128, 2): 5000.0}
+"""Floating-point operations of an SM per nanosecond at the power limit, by the tokens and warpgroups of a tile."""
+_POWER_FLOPS_OTHERS = 4500.0
+"""Those of other tiles: they dequantize, and read shared memory, more often."""
+_POWER_NORM = 6
+"""How a time at full clock and one at the power limit make one: nearly the longer, as SMs that wait save power."""
 _LAUNCH_NS = 1600.0
 """A launch, up to the first copies."""
 _UNIT_NS = 1000.0
@@ -324,12 +328,12 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
             return math.inf
         return _decode_nanoseconds(config, m, n, k, device) / 1000
     if choice.split_k == 0:
-        return _stream_nanoseconds(config, m, n, k, device) / 1000
+        return _power_limited(_stream_nanoseconds(config, m, n, k, device), config, m, n, k, device) / 1000
     resident = _ctas_per_sm(config)
     units = -(-m // tile_m) * -(-n // tile_n) * choice.split_k
     waves, tail = _waves(choice, m, n, k, device)
     sharing = min(resident, -(-units // device.sm_count))  # CTAs that share the SM's rates
-    column = _column_nanoseconds(config, m, min(_FEW_CTAS, max(1.0, device.sm_count / max(units, 1))))
+    column = _column_nanoseconds(config, min(_FEW_CTAS, max(1.0, device.sm_count / max(units, 1))))
     k_tiles = -(-k // tile_k)
     columns = -(-k_tiles // choice.split_k) * tile_k
     nanoseconds = _launch_nanoseconds(config) + waves * (columns * column * sharing + _UNIT_NS)
@@ -337,6 +341,8 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
         mainloop = config.schedule.mainloop
         nanoseconds += (choice.split_k if mainloop == support.SM90 else 0) * _CLUSTER_NS
         nanoseconds += _SPLIT_NS[mainloop] + sharing * 2 * tile_m * tile_n * 4 / _PARTIAL_BYTES[mainloop]
+    if config.schedule.mainloop == support.SM90:
+        nanoseconds = _power_limited(nanoseconds, config, m, n, k, device)
     return nanoseconds / 1000
 
 
@@ -346,10 +352,10 @@ def _launch_nanoseconds(config: GemmConfig) -> float:
     return _LAUNCH_NS + tile_n * tile_k * config.types.bits / 8 / _WEIGHT_BYTES
 
 
-def _column_nanoseconds(config: GemmConfig, m: int, share: float = 1.0) -> float:
+def _column_nanoseconds(config: GemmConfig, share: float = 1.0) -> float:
     """Returns what a tile takes for each column of k: the longest of copying, multiplying and dequantizing.
 
-    `m` is that of the call; `share` is an SM's share of memory, in units of what it has where all SMs work.
+    `share` is an SM's share of memory, in units of what it has where all SMs work.
     """
     tile_m, tile_n, _ = config.schedule.tile_shape
     copy = tile_n * config.types.bits / 8 / (share * _WEIGHT_BYTES) + tile_m * 2 / _ACTIVATION_BYTES
@@ -357,8 +363,16 @@ def _column_nanoseconds(config: GemmConfig, m: int, share: float = 1.0) -> float
     if config.schedule.mainloop == support.SM80:
         return max(copy, 2 * tile_m * tile_n / (_FLOPS * efficiency), tile_n / _DEQUANTIZED_WEIGHTS[2])
     multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)
-    power = _POWER if m >= _POWER_TOKENS and tile_m < 256 else 1.0
-    return power * max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[tile_n // 64])
+    return max(copy, multiply, tile_n / _DEQUANTIZED_WEIGHTS[tile_n // 64])
+
+
+def _power_limited(nanoseconds: float, config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
+    """Returns what a launch of the SM90 mainloop takes where many tokens bring the GPU to its power limit."""
+    if m < _POWER_TOKENS:
+        return nanoseconds
+    tile_m, tile_n, _ = config.schedule.tile_shape
+    limit = 2 * m * n * k / (device.sm_count * _POWER_FLOPS.get((tile_m, tile_n // 64), _POWER_FLOPS_OTHERS))
+    return float((nanoseconds**_POWER_NORM + limit**_POWER_NORM) ** (1 / _POWER_NORM))
 
 
 def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Device) -> float:
@@ -368,7 +382,7 @@ def _stream_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     own = -(-(tiles * -(-k // tile_k)) // device.sm_count)
     stored = -(-tiles // device.sm_count) + 1
     partial = 2 * tile_m * tile_n * 4 / _STREAM_BYTES
-    columns = own * tile_k * _column_nanoseconds(config, m)
+    columns = own * tile_k * _column_nanoseconds(config)
     return _launch_nanoseconds(config) + columns + stored * _UNIT_NS + _STREAM_NS + partial
 
 
@@ -396,7 +410,7 @@ def _decode_nanoseconds(config: GemmConfig, m: int, n: int, k: int, device: Devi
     rows = -(-n // ATOM_N)
     own = -(-rows // device.sm_count)
     atoms = -(-k // ATOM_K)
-    slab = support.decode_slab_atoms(config.schedule, m, k)
+    slab = support.decode_slab_atoms(config.schedule, m, k, own)
     rounds = -(-atoms // (slab * support.DECODE_WARPS))
     copy = own * ATOM_N * k * config.types.bits / 8 / _WEIGHT_BYTES
     multiply = own * ATOM_N * rounds * slab * support.DECODE_WARPS * ATOM_K / _DECODE_WEIGHTS

@@ -56,6 +56,8 @@ DECODE_WARPS = 16
 """Warps of a CTA of SM90_DECODE, which split k; kDecodeWarps of device/arguments.hpp."""
 _DECODE_BLOCKS_A = 32
 """Tokens x atoms of A that one of them holds in shared memory; kDecodeBlocksA there."""
+_DECODE_MANY_ROWS = 10
+"""Atom rows of a CTA from which on slabs are as wide as they can be; kDecodeManyRows there."""
 _DECODE_BYTES_SUMS = DECODE_WARPS * 512
 """Shared memory for the sums of an atom row and eight tokens."""
 
@@ -210,7 +212,7 @@ def smem_bytes(config: GemmConfig) -> int:
     stages = config.schedule.stage_count * _round_up(a + b + _round_up(scales, 128) + zeros, 1024)
     stages = max(stages, tile_m * tile_n * 4)  # the partial sums of split-k take their place
     barriers = 16 * config.schedule.stage_count
-    epilogue = tile_n // 64 * min(tile_m, 16) * (64 * d + 16)
+    epilogue = tile_n // 16 * min(tile_m, 16) * (16 * d + 16)
     return _round_up(_round_up(stages + barriers, 1024) + epilogue, 1024)
 
 
@@ -220,11 +222,11 @@ def decode_slabs(schedule: ScheduleConfig) -> range:
     return range(most // 2, most + 1)
 
 
-def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int) -> int:
-    """Returns the width of a slab for m tokens and k columns: `decode_slab_atoms` of device/arguments.hpp."""
+def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int, rows: int) -> int:
+    """Returns the width of a slab for m tokens, k columns and `rows` atom rows of a CTA, see device/arguments.hpp."""
     least, most = decode_slabs(schedule)[0], decode_slabs(schedule)[-1]
     atoms = -(-k // ATOM_K)
-    limit = max(1, min(_DECODE_BLOCKS_A // max(m, 1), most))
+    limit = most if rows >= _DECODE_MANY_ROWS else max(1, min(_DECODE_BLOCKS_A // max(m, 1), most))
     rounds = -(-atoms // (DECODE_WARPS * limit))
     per_warp = -(-atoms // DECODE_WARPS)
     return max(-(-per_warp // rounds), least)

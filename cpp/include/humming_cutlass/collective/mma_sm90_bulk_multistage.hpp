@@ -7,7 +7,7 @@
 /// slab has no branches; the kernel holds this mainloop for several widths and takes that of `decode_slab_atoms`.
 ///
 /// A slice of A comes by one TMA copy into shared memory of the warp, and the next one as soon as this one is in
-/// registers. Where a tensor map cannot be, the warp's lanes read it.
+/// registers; a slice that is larger than that comes in two halves. Where a tensor map cannot be, the warp's lanes read it.
 ///
 /// As in the SM80 mainloop the weight, the user's B, is the instruction's operand A, and scales multiply fp32
 /// accumulators. A slab is what a warp multiplies at a time: one atom row x WarpK columns.
@@ -224,12 +224,13 @@ struct MmaSm90BulkMultistage {
     return decode_maps_a(reinterpret_cast<uint64_t>(args.ptr_a), args.stride_a * 2, args.m, args.k);
   }
 
-  /// Starts the copy of the slice of A that meets column `column` of B, where `maps_a`.
-  __device__ void start_a(int32_t column) const {
+  /// Starts the copy of A from atom `atom` on, as many as a box has, where `maps_a`.
+  __device__ void start_a(int32_t atom) const {
     if (lane == 0) {
       constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-      FullBarrier::arrive_and_expect_tx(full + StageCount, uint32_t(args.m * (AtomColumns * 128)));
-      cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, column * AtomColumns);
+      uint32_t const bytes = args.m * decode_box_atoms(args.m, AtomColumns) * 128;
+      FullBarrier::arrive_and_expect_tx(full + StageCount, bytes);
+      cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, atom);
     }
   }
 
@@ -238,20 +239,21 @@ struct MmaSm90BulkMultistage {
   __device__ void first_a(int32_t column) const {
     arch::wait_on_dependent_grids();
     if (column * WarpK < args.k && maps_a()) {
-      start_a(column);
+      start_a(column * AtomColumns);
     }
   }
 
   /// Bytes from the slice's begin to chunk `chunk`, of eight columns, of row `row` (row + m * atom), as TMA swizzles them.
   __device__ static int chunk_a(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
 
-  /// Reads a slice of A into shared memory where it has no tensor map; zeros beyond k.
-  __device__ void read_a(int32_t column) const {
+  /// Reads atoms [begin, begin + atoms) of the slice of A of column `column` into shared memory where A has no tensor map;
+  /// zeros beyond k.
+  __device__ void read_a(int32_t column, int begin, int atoms) const {
     bool const aligned = reinterpret_cast<uintptr_t>(args.ptr_a) % 16 == 0 && args.stride_a % 8 == 0;
 #pragma unroll 1
-    for (int i = lane; i < args.m * (AtomColumns * 8); i += 32) {
+    for (int i = lane; i < args.m * atoms * 8; i += 32) {
       int const row = i / 8;  // m of each atom
-      int32_t const k = column * WarpK + row / args.m * 64 + i % 8 * 8;
+      int32_t const k = column * WarpK + (begin + row / args.m) * 64 + i % 8 * 8;
       auto const* const source = static_cast<uint16_t const*>(args.ptr_a) + row % args.m * args.stride_a + k;
       uint32_t words[4] = {};
       if (aligned && k + 8 <= args.k) {
@@ -268,31 +270,53 @@ struct MmaSm90BulkMultistage {
     __syncwarp();
   }
 
-  /// Takes the slice of A that meets the column of slab `at`, of tokens beyond m what other tokens have, and starts the
-  /// copy of the next one.
-  __device__ void take_a(Sequence const& at, Fragment& tCrA) {
-    bool const mapped = maps_a();
-    if (mapped) {
+  /// Waits for atoms [begin, begin + as many as a box has) of the slice of A that meets column `column`.
+  __device__ void wait_a(int32_t column, int begin) {
+    if (maps_a()) {
       FullBarrier::wait(full + StageCount, phases >> 1);
       phases ^= 2;
     } else {
-      read_a(at.column);
+      read_a(column, begin, decode_box_atoms(args.m, AtomColumns));
     }
-    int const token = min(lane % 8, args.m - 1);
-#pragma unroll
-    for (int i = 0; i < AtomColumns * 2; ++i) {
-      uint32_t (&x)[4] = tCrA[i / 2][i % 2];
-      auto const* const chunk = slice + chunk_a(i / 2 * args.m + token, i % 2 * 4 + lane / 8);
-      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(chunk), x[0], x[1], x[2], x[3]);
-    }
-    int32_t const next = at.next_column();
-    if (mapped && next >= 0) {
+  }
+
+  /// Starts the copy of A from atom `atom` on into the place of what the warp has just loaded; none where that is negative.
+  __device__ void replace_a(int32_t atom) const {
+    if (maps_a() && atom >= 0) {
       cutlass::arch::fence_view_async_shared();  // loads that are under way come before the copy
       __syncwarp();
-      start_a(next);
+      start_a(atom);
     } else {
       __syncwarp();
     }
+  }
+
+  /// Takes the slice of A that meets the column of slab `at`, of tokens beyond m what other tokens have, and starts the
+  /// copy of the next one.
+  __device__ void take_a(Sequence const& at, Fragment& tCrA) {
+    constexpr int Half = (AtomColumns + 1) / 2;
+    int const token = min(lane % 8, args.m - 1);
+    auto const load_half = [&](int i, int begin) {
+      uint32_t (&x)[4] = tCrA[i / 2][i % 2];
+      auto const* const chunk = slice + chunk_a((i / 2 - begin) * args.m + token, i % 2 * 4 + lane / 8);
+      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(chunk), x[0], x[1], x[2], x[3]);
+    };
+    wait_a(at.column, 0);
+#pragma unroll
+    for (int i = 0; i < Half * 2; ++i) {
+      load_half(i, 0);
+    }
+    int begin = 0;
+    if (decode_box_atoms(args.m, AtomColumns) < AtomColumns) {
+      begin = Half;
+      replace_a(at.column * AtomColumns + Half);
+      wait_a(at.column, Half);
+    }
+#pragma unroll
+    for (int i = Half * 2; i < AtomColumns * 2; ++i) {
+      load_half(i, begin);
+    }
+    replace_a(at.next_column() * AtomColumns);
   }
 
   /// What a warp keeps while it multiplies a slab.

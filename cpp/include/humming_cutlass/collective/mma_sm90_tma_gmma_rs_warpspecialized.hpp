@@ -231,8 +231,9 @@ struct MmaSm90TmaGmmaRsWarpSpecialized {
       int32_t const token = at.work.tile_m * TileShape::M + part * BoxTokens;
       TensorMap const* const map = args.m - token >= BoxTokens ? &maps.a : &maps.a_rest;
       if (token >= args.m) {
-        // no row at all
-      } else if (sharing == 1) {
+        return;  // a part without rows
+      }
+      if (sharing == 1) {
         cute::SM90_TMA_LOAD_2D::copy(map, full, Keep, target, k, token);
       } else if (part == cute::block_rank_in_cluster()) {
         constexpr uint16_t All = (1 << MaxSharing) - 1;

@@ -7,6 +7,21 @@
 
 namespace humming_cutlass {
 
+/// Things dealt out evenly: part p gets [begin(p), begin(p + 1)). A kernel that begins with divisions begins late.
+struct Shares {
+  int32_t each;  ///< what every part gets
+  int32_t more;  ///< the first `more` parts get one more
+
+  HUMMING_CUTLASS_HOST_DEVICE constexpr int32_t begin(int32_t part) const {
+    return each * part + (part < more ? part : more);
+  }
+};
+
+/// Deals `count` things, at least 0, out to `parts` parts, at least 1.
+constexpr Shares deal(int64_t count, int64_t parts) {
+  return {int32_t(count / parts), int32_t(count % parts)};
+}
+
 /// Arguments of one GEMM launch, D[m, n] = epilogue(A[m, k] * dequantize(B[n, k])^T).
 ///
 /// Pointers are device pointers. B, scales and zero points are packed (layout/packed_atom.hpp); `n` and `k` are the
@@ -28,6 +43,10 @@ struct GemmArguments {
   int32_t k;
   int32_t groups;   ///< scale groups along k of the packed scales; 1 for channel scales
   int32_t split_k;  ///< CTAs that share the k range of an output tile, 1 .. ceil(k / tile_k); 0: stream-k, if there
+  /// k tiles, dealt out to the `split_k` CTAs of an output tile, or with stream-k those of all tiles to all CTAs; where
+  /// KernelTraits::slab_atoms is not 0, atom rows to CTAs.
+  Shares shares;
+  int32_t slab_atoms;  ///< decode_slab_atoms where KernelTraits::slab_atoms is not 0
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
@@ -35,16 +54,24 @@ inline constexpr int kAtomColumns = 64;
 inline constexpr int kDecodeWarps = 16;
 /// Rows x atoms of A that a warp of that kernel holds in shared memory, 128 bytes each.
 inline constexpr int kDecodeBlocksA = 32;
+/// Atom rows of a CTA from which on slabs are as wide as they can be, although A then comes in two parts.
+inline constexpr int kDecodeManyRows = 10;
 
 /// How the kernel for few tokens cuts k: into slabs of so many atoms, as few as keep the number of slabs that a warp has,
-/// from `most / 2` to `most`, and not more than a warp can hold of A for `m` rows, 1 to 8.
-HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_slab_atoms(int32_t m, int32_t k, int most) {
+/// from `most / 2` to `most`, and, unless CTAs have many atom `rows`, not more than a warp can hold of A for `m` rows, 1 to
+/// 8.
+constexpr int decode_slab_atoms(int32_t m, int32_t k, int32_t rows, int most) {
   int32_t const atoms = (k + kAtomColumns - 1) / kAtomColumns;
-  int32_t const limit = kDecodeBlocksA / m < most ? kDecodeBlocksA / m : most;
+  int32_t const limit = kDecodeBlocksA / m < most && rows < kDecodeManyRows ? kDecodeBlocksA / m : most;
   int32_t const rounds = (atoms + kDecodeWarps * limit - 1) / (kDecodeWarps * limit);
   int32_t const per_warp = (atoms + kDecodeWarps - 1) / kDecodeWarps;
   int32_t const slab = rounds > 1 ? (per_warp + rounds - 1) / rounds : per_warp;
   return slab > most / 2 ? slab : most / 2;
+}
+
+/// Atoms of A that a warp takes at a time: a slab's, or half of them where it cannot hold all.
+HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_box_atoms(int32_t m, int slab) {
+  return slab * m <= kDecodeBlocksA ? slab : (slab + 1) / 2;
 }
 
 /// Whether that kernel takes A through a tensor map; else its threads read it.
@@ -67,8 +94,8 @@ struct KernelTraits {
   int32_t dependent_launch = 0;  ///< 1: the kernel itself waits for the kernels before it (griddepcontrol.wait)
   /// Rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps.
   int32_t box_m = 0;
-  /// Not 0: there is one map of A where decode_maps_a says so, in boxes of m rows and as many atoms as
-  /// decode_slab_atoms(m, k, slab_atoms) says.
+  /// Not 0: there is one map of A where decode_maps_a says so, in boxes of m rows and
+  /// decode_box_atoms(m, decode_slab_atoms(m, k, ceil(ceil(n / 16) / CTAs), slab_atoms)) atoms. The most atoms of a slab.
   int32_t slab_atoms = 0;
   int32_t box_n = 0;      ///< atom rows of the boxes of B, scales and zero points
   int32_t box_b = 0;      ///< 64-bit words of an atom row in a box of B; 0: no map of B
@@ -99,6 +126,6 @@ struct PackArguments {
   int64_t k;
 };
 
-inline constexpr int32_t kKernelTraitsVersion = 3;
+inline constexpr int32_t kKernelTraitsVersion = 4;
 
 }  // namespace humming_cutlass

@@ -29,16 +29,13 @@ struct GemmSm80 {
     int32_t const tiles_m = (args.m + TileShape::M - 1) / TileShape::M;
     int32_t const tiles_n = (args.n + TileShape::N - 1) / TileShape::N;
     int32_t const tiles = tiles_m * tiles_n;
-    int32_t const tile = int32_t(blockIdx.x) % tiles;
-    int32_t const split = int32_t(blockIdx.x) / tiles;
+    auto const split = int32_t(blockIdx.x / uint32_t(tiles));
+    int32_t const tile = int32_t(blockIdx.x) - split * tiles;
     TileCoordinate const at = raster(tile, tiles_m, tiles_n);
-    int32_t const k_tiles = (args.k + TileShape::K - 1) / TileShape::K;
-    int32_t const begin = int32_t(int64_t(k_tiles) * split / args.split_k);
-    int32_t const end = int32_t(int64_t(k_tiles) * (split + 1) / args.split_k);
 
     Mainloop mainloop(args, smem, at.m, at.n);
     typename Mainloop::Accumulator accumulators;
-    mainloop(begin, end, accumulators);
+    mainloop(args.shares.begin(split), args.shares.begin(split + 1), accumulators);
     if (args.split_k > 1 && !Reduction::reduce(args, mainloop.thread, tile, tiles, split, accumulators,
                                                reinterpret_cast<uint32_t*>(smem), [] { __syncthreads(); })) {
       return;

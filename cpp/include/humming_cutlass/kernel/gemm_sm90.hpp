@@ -90,10 +90,12 @@ struct GemmSm90 {
             }
           }
         }
+        Reduction reduction;
         if (work.split_k > 1) {  // the CTA's last unit of work: the stages are free
-          Reduction::reduce(reinterpret_cast<float4*>(shared.mainloop.stages), threadIdx.x, accumulators, sync);
+          reduction.reduce(reinterpret_cast<float4*>(shared.mainloop.stages), threadIdx.x, accumulators, sync);
         }
-        Epilogue::store(args, work, accumulators, shared.epilogue);
+        Epilogue::store(args, work, accumulators, shared.epilogue,
+                        [&](auto chunk) { reduction.template add<chunk>(accumulators); });
       });
       if (args.split_k > 1 || sharing > 1) {  // the others read this CTA's shared memory, or arrive at its barriers
         cute::cluster_arrive_relaxed();

@@ -44,7 +44,7 @@ struct GemmSm90Decode {
     if (threadIdx.x == 0) {
       cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&maps.a));
     }
-    dispatch<MaxSlab>(decode_slab_atoms(args.m, args.k, MaxSlab), args, maps, smem);
+    dispatch<MaxSlab>(args.slab_atoms, args, maps, smem);
   }
 
   template <int Slab>
@@ -68,12 +68,8 @@ struct GemmSm90Decode {
     if (warp >= Mainloop::EarlyWarps) {
       mainloop.first_a(warp);
     }
-    int32_t const atom_rows = (args.n + 15) / 16;
-    auto const cta = int32_t(blockIdx.x);
-    int32_t const share = atom_rows / int32_t(gridDim.x);
-    int32_t const more = atom_rows % int32_t(gridDim.x);  // CTAs that own one atom row more
-    int32_t const begin = cta * share + min(cta, more);
-    int32_t const end = begin + share + (cta < more ? 1 : 0);
+    int32_t const begin = args.shares.begin(int32_t(blockIdx.x));
+    int32_t const end = args.shares.begin(int32_t(blockIdx.x) + 1);
     // Of a lane's 2 x 2 sums, those of tokens beyond m are not kept: fewer tokens, more atom rows at a time.
     int const quad_shift = args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
     int const slice_shift = quad_shift + 3;

@@ -34,6 +34,7 @@ struct PersistentScheduler {
   int32_t tiles_n;  ///< where CTAs share: of groups of tiles
   int32_t k_tiles;
   int32_t split_k;
+  Shares shares;
   int32_t first;  ///< the units of this CTA are first, first + step, ... below end
   int32_t step;
   int32_t end;
@@ -46,16 +47,21 @@ struct PersistentScheduler {
       : tiles_m((args.m + TileShape::M - 1) / TileShape::M),
         tiles_n((args.n + TileShape::N * sharing(args) - 1) / (TileShape::N * sharing(args))),
         k_tiles((args.k + TileShape::K - 1) / TileShape::K),
-        split_k(args.split_k) {
+        split_k(args.split_k),
+        shares(args.shares) {
     int32_t const tiles = tiles_m * tiles_n;
     whole = tiles;
     if (streams()) {
-      stream_begin = stream_of(int32_t(blockIdx.x));
-      stream_end = stream_of(int32_t(blockIdx.x) + 1);
-      stream_tile = int32_t(uint32_t(stream_end - 1) / uint32_t(k_tiles));
+      stream_begin = shares.begin(int32_t(blockIdx.x));
+      stream_end = shares.begin(int32_t(blockIdx.x) + 1);
+      auto const first_tile = int32_t(uint32_t(stream_begin) / uint32_t(k_tiles));
+      stream_tile = first_tile;
+      for (int32_t next = (first_tile + 1) * k_tiles; next < stream_end; next += k_tiles) {
+        ++stream_tile;
+      }
       first = 0;
       step = 1;
-      end = stream_begin == stream_end ? 0 : stream_tile - int32_t(uint32_t(stream_begin) / uint32_t(k_tiles)) + 1;
+      end = stream_begin == stream_end ? 0 : stream_tile - first_tile + 1;
     } else if (split_k > 1) {  // a cluster for each tile
       first = int32_t(cute::cluster_id_in_grid().x);
       step = end = tiles;
@@ -79,20 +85,11 @@ struct PersistentScheduler {
   __device__ int sharing() const { return MaxSharing == 1 || split_k > 1 ? 1 : MaxSharing; }
   __device__ bool streams() const { return MaxSharing == 1 && split_k == 0; }
 
-  /// Where the range of CTA `cta` begins.
-  __device__ int32_t stream_of(int32_t cta) const {
-    int32_t const all = tiles_m * tiles_n * k_tiles;
-    auto const share = int32_t(uint32_t(all) / gridDim.x);
-    return share * cta + min(cta, all - share * int32_t(gridDim.x));
-  }
-
   /// The CTA whose range holds the first k tile of the tile that this CTA finishes.
   __device__ int32_t stream_owner() const {
-    int32_t const all = tiles_m * tiles_n * k_tiles;
-    auto const share = int32_t(uint32_t(all) / gridDim.x);
-    int32_t const more = all - share * int32_t(gridDim.x);  // CTAs with a k tile more
     int32_t const at = stream_begin / k_tiles * k_tiles;
-    return at < more * (share + 1) ? at / (share + 1) : more + (at - more * (share + 1)) / share;
+    int32_t const long_end = shares.begin(shares.more);  // of the ranges of a k tile more
+    return at < long_end ? at / (shares.each + 1) : shares.more + (at - long_end) / shares.each;
   }
 
   /// Unit `index` of this CTA. Code before the first copy is time before it: one path to the raster, and none where it
@@ -108,10 +105,9 @@ struct PersistentScheduler {
     } else if (tail || split_k > 1) {  // this CTA's part of the k range of a tile that its cluster shares
       work.split = int32_t(cute::block_rank_in_cluster());
       work.split_k = tail ? MaxSharing : split_k;
-      auto const share = int32_t(uint32_t(k_tiles) / uint32_t(work.split_k));
-      int32_t const more = k_tiles - share * work.split_k;  // parts of a k tile more
-      work.k_begin = share * work.split + min(work.split, more);
-      work.k_end = work.k_begin + share + (work.split < more ? 1 : 0);
+      Shares const parts = tail ? deal(k_tiles, MaxSharing) : shares;
+      work.k_begin = parts.begin(work.split);
+      work.k_end = parts.begin(work.split + 1);
       work.tile_n = tail ? at.n * MaxSharing + (index - whole) % MaxSharing : at.n;
     } else {
       work.tile_n = at.n * sharing() + int32_t(blockIdx.x) % sharing();
