@@ -134,7 +134,7 @@ void GemmPlan::encode_weight(KernelTraits const& traits) {
 EncodedA const& GemmPlan::maps_of_a(Matrix const& a, KernelTraits const& traits, int slab_atoms) const {
   EncodedA& known = encoded_a(a.data);
   auto const m = int32_t(a.rows);
-  int const box_atoms = slab_atoms > 0 ? decode_box_atoms(m, slab_atoms) : 0;
+  int const box_atoms = slab_atoms > 0 ? decode_box_atoms(m, slab_atoms, traits.slab_atoms) : 0;
   if (known.data != a.data || known.rows != a.rows || known.stride != a.stride || known.k != weight_.k ||
       known.box_m != traits.box_m || known.box_atoms != box_atoms || known.element != element_a_) {
     known.data = nullptr;  // while it is being changed: encoding may throw

@@ -60,9 +60,9 @@ KernelTraits read_traits(driver::Module module, driver::DeviceState const& devic
   }
   if (traits.threads < 1 || traits.smem_bytes < 0 || traits.tile_m < 1 || traits.tile_n < 1 || traits.tile_k < 1 ||
       traits.cluster_size < 1 || traits.max_m < 0 || traits.box_m < 0 || traits.box_m > 256 || traits.slab_atoms < 0 ||
-      (traits.slab_atoms > 0 && (traits.max_m < 1 || traits.max_m > kDecodeBlocksA)) || traits.slab_atoms > 256 ||
-      traits.box_n < 0 || traits.box_n > 256 || traits.box_b < 0 || traits.box_b > 256 || traits.box_scale < 0 ||
-      traits.box_scale > 256 || traits.box_zero < 0 || traits.box_zero > 256) {
+      (traits.slab_atoms > 0 && (traits.max_m < 1 || traits.max_m > decode_blocks_a(1, traits.slab_atoms))) ||
+      traits.slab_atoms > 256 || traits.box_n < 0 || traits.box_n > 256 || traits.box_b < 0 || traits.box_b > 256 ||
+      traits.box_scale < 0 || traits.box_scale > 256 || traits.box_zero < 0 || traits.box_zero > 256) {
     throw LaunchError("cubin_path", "'" + path + "' with impossible kernel traits",
                       "positive threads, tiles and cluster size, and boxes of at most 256 x 256");
   }

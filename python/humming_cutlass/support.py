@@ -54,8 +54,6 @@ MAINLOOPS_FOR_ANY_TENSORS = (SM80, SM90_DECODE)
 
 DECODE_WARPS = 16
 """Warps of a CTA of SM90_DECODE, which split k; kDecodeWarps of device/arguments.hpp."""
-_DECODE_BLOCKS_A = 32
-"""Tokens x atoms of A that one of them holds in shared memory; kDecodeBlocksA there."""
 _DECODE_MANY_ROWS = 10
 """Atom rows of a CTA from which on slabs are as wide as they can be; kDecodeManyRows there."""
 _DECODE_BYTES_SUMS = DECODE_WARPS * 512
@@ -226,10 +224,17 @@ def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int, rows: int) -> in
     """Returns the width of a slab for m tokens, k columns and `rows` atom rows of a CTA, see device/arguments.hpp."""
     least, most = decode_slabs(schedule)[0], decode_slabs(schedule)[-1]
     atoms = -(-k // ATOM_K)
-    limit = most if rows >= _DECODE_MANY_ROWS else max(1, min(_DECODE_BLOCKS_A // max(m, 1), most))
+    limit = most
+    while rows < _DECODE_MANY_ROWS and limit * m > _decode_blocks_a(schedule, limit):
+        limit -= 1
     rounds = -(-atoms // (DECODE_WARPS * limit))
     per_warp = -(-atoms // DECODE_WARPS)
     return max(-(-per_warp // rounds), least)
+
+
+def _decode_blocks_a(schedule: ScheduleConfig, atoms: int) -> int:
+    """Returns the tokens x atoms of A that a warp holds beside slabs of `atoms` atoms, see device/arguments.hpp."""
+    return 40 if decode_slabs(schedule)[-1] == 8 and atoms <= 6 else 32
 
 
 def decode_block_rows(config: GemmConfig, m: int, atoms: int) -> int:
@@ -257,7 +262,7 @@ def _smem_bytes_decode_rings(config: GemmConfig, atoms: int) -> int:
     zeros = (groups if types.group_size != -1 else ATOM_N) * _zero_bytes(types)
     slab = _round_up(ATOM_N * atoms * ATOM_K * types.bits // 8 + groups * _scale_bytes(types) + zeros, 128)
     barriers = 8 * (schedule.stage_count + 1)
-    return DECODE_WARPS * (slab * schedule.stage_count + _DECODE_BLOCKS_A * 128 + barriers)
+    return DECODE_WARPS * (slab * schedule.stage_count + _decode_blocks_a(schedule, atoms) * 128 + barriers)
 
 
 def _scale_bytes(types: TypeConfig) -> int:

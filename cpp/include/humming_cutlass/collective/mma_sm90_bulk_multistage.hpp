@@ -68,7 +68,7 @@ struct MmaSm90BulkMultistage {
   static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
   /// Warps whose first slab is requested before A: what memory keeps in flight. More would delay A, less the weight.
   static constexpr int EarlyWarps = 4;
-  static constexpr int BytesA = kDecodeBlocksA * 128;
+  static constexpr int BytesA = decode_blocks_a(AtomColumns, MaxAtoms) * 128;
   /// Partial sums of an atom row: a tile of 16 x 8 floats for each warp.
   static constexpr int BytesSums = Warps * 512;
   /// Atom rows of a block, with up to 4 or 2 tokens twice or four times as many: what shared memory holds beside the rings
@@ -228,7 +228,7 @@ struct MmaSm90BulkMultistage {
   __device__ void start_a(int32_t atom) const {
     if (lane == 0) {
       constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-      uint32_t const bytes = args.m * decode_box_atoms(args.m, AtomColumns) * 128;
+      uint32_t const bytes = args.m * decode_box_atoms(args.m, AtomColumns, MaxAtoms) * 128;
       FullBarrier::arrive_and_expect_tx(full + StageCount, bytes);
       cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, atom);
     }
@@ -276,7 +276,7 @@ struct MmaSm90BulkMultistage {
       FullBarrier::wait(full + StageCount, phases >> 1);
       phases ^= 2;
     } else {
-      read_a(column, begin, decode_box_atoms(args.m, AtomColumns));
+      read_a(column, begin, decode_box_atoms(args.m, AtomColumns, MaxAtoms));
     }
   }
 
@@ -307,7 +307,7 @@ struct MmaSm90BulkMultistage {
       load_half(i, 0);
     }
     int begin = 0;
-    if (decode_box_atoms(args.m, AtomColumns) < AtomColumns) {
+    if (decode_box_atoms(args.m, AtomColumns, MaxAtoms) < AtomColumns) {
       begin = Half;
       replace_a(at.column * AtomColumns + Half);
       wait_a(at.column, Half);

@@ -46,14 +46,18 @@ struct GemmArguments {
   /// k tiles, dealt out to the `split_k` CTAs of an output tile, or with stream-k those of all tiles to all CTAs; where
   /// KernelTraits::slab_atoms is not 0, atom rows to CTAs.
   Shares shares;
-  int32_t slab_atoms;  ///< decode_slab_atoms where KernelTraits::slab_atoms is not 0
+  int32_t
+      slab_atoms;  ///< decode_slab_atoms(m, k, the most atom rows of a CTA, KernelTraits::slab_atoms), if that is not 0
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
 inline constexpr int kAtomColumns = 64;
 inline constexpr int kDecodeWarps = 16;
-/// Rows x atoms of A that a warp of that kernel holds in shared memory, 128 bytes each.
-inline constexpr int kDecodeBlocksA = 32;
+/// Rows x atoms of A, 128 bytes each, that a warp of that kernel holds in shared memory beside slabs of `slab` atoms, where
+/// the widest have `most`: rings of narrower slabs leave more room.
+HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_blocks_a(int slab, int most) {
+  return most == 8 && slab <= 6 ? 40 : 32;
+}
 /// Atom rows of a CTA from which on slabs are as wide as they can be, although A then comes in two parts.
 inline constexpr int kDecodeManyRows = 10;
 
@@ -62,7 +66,10 @@ inline constexpr int kDecodeManyRows = 10;
 /// 8.
 constexpr int decode_slab_atoms(int32_t m, int32_t k, int32_t rows, int most) {
   int32_t const atoms = (k + kAtomColumns - 1) / kAtomColumns;
-  int32_t const limit = kDecodeBlocksA / m < most && rows < kDecodeManyRows ? kDecodeBlocksA / m : most;
+  int32_t limit = most;
+  while (rows < kDecodeManyRows && limit * m > decode_blocks_a(limit, most)) {
+    --limit;
+  }
   int32_t const rounds = (atoms + kDecodeWarps * limit - 1) / (kDecodeWarps * limit);
   int32_t const per_warp = (atoms + kDecodeWarps - 1) / kDecodeWarps;
   int32_t const slab = rounds > 1 ? (per_warp + rounds - 1) / rounds : per_warp;
@@ -70,8 +77,8 @@ constexpr int decode_slab_atoms(int32_t m, int32_t k, int32_t rows, int most) {
 }
 
 /// Atoms of A that a warp takes at a time: a slab's, or half of them where it cannot hold all.
-HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_box_atoms(int32_t m, int slab) {
-  return slab * m <= kDecodeBlocksA ? slab : (slab + 1) / 2;
+HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_box_atoms(int32_t m, int slab, int most) {
+  return slab * m <= decode_blocks_a(slab, most) ? slab : (slab + 1) / 2;
 }
 
 /// Whether that kernel takes A through a tensor map; else its threads read it.
@@ -95,7 +102,7 @@ struct KernelTraits {
   /// Rows of the TMA box of A (128-byte rows, 128-byte swizzle); 0: the kernel takes no tensor maps.
   int32_t box_m = 0;
   /// Not 0: there is one map of A where decode_maps_a says so, in boxes of m rows and
-  /// decode_box_atoms(m, decode_slab_atoms(m, k, ceil(ceil(n / 16) / CTAs), slab_atoms)) atoms. The most atoms of a slab.
+  /// decode_box_atoms(m, GemmArguments::slab_atoms, slab_atoms) atoms. The most atoms of a slab.
   int32_t slab_atoms = 0;
   int32_t box_n = 0;      ///< atom rows of the boxes of B, scales and zero points
   int32_t box_b = 0;      ///< 64-bit words of an atom row in a box of B; 0: no map of B
