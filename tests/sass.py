@@ -133,6 +133,12 @@ def read(cubin: Path) -> Machine:
     )
 
 
+def _versions_of_slab(config: GemmConfig, atoms: int) -> int:
+    """Two where slabs of this width begin at a group's border and in the middle of a group by turns."""
+    columns, group = atoms * ATOM_K, config.types.group_size
+    return 2 if group > 0 and columns % group == group // 2 and columns > group // 2 else 1
+
+
 def expected_mma(config: GemmConfig) -> tuple[str, int]:
     """The only MMA opcode that the kernel may hold, and how many of it a k tile, or a slab of each width, takes."""
     (tile_m, _, tile_k), (warp_m, warp_n) = config.schedule.tile_shape, config.schedule.warp_shape
@@ -140,7 +146,7 @@ def expected_mma(config: GemmConfig) -> tuple[str, int]:
     if config.schedule.mainloop == support.SM80:
         return f"HMMA.16816{suffix}", (warp_m // 8) * (warp_n // 16) * (tile_k // 16)
     if config.schedule.mainloop == support.SM90_DECODE:
-        atoms = sum(support.decode_slabs(config.schedule))  # of each width once
+        atoms = sum(width * _versions_of_slab(config, width) for width in support.decode_slabs(config.schedule))
         return f"HMMA.16816{suffix}", tile_m // 8 * atoms * (ATOM_K // 16)
     return f"HGMMA.64x{tile_m}x16{suffix}", tile_k // 16
 

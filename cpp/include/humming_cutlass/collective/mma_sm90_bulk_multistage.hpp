@@ -358,17 +358,29 @@ struct MmaSm90BulkMultistage {
     clear(sums.partial);
   }
 
-  /// Whether a scale ends before column `begin` of the slab of column `column`: at the groups' borders where all slabs
-  /// have the same, else wherever an atom ends, so that no branch depends on the slab. Only where groups end inside atoms,
-  /// or zero points take registers, there are such branches.
+  /// Whether slabs begin at a group's border or in the middle of a group, by turns: each has code of its own then.
+  static constexpr bool Alternating = Grouped && !Groups::TileDividesGroup && Groups::Phases == 2;
+
+  /// Whether a scale ends before column `begin` of the slab of column `column`, whose `Phase` is column % 2 where slabs
+  /// alternate: at the groups' borders where all slabs of a phase have the same, else wherever an atom ends, so that no
+  /// branch depends on the slab. Only where groups end inside atoms, or zero points take registers, there are such branches.
+  template <int Phase>
   __device__ static bool border(int32_t column, int begin) {
     if constexpr (Groups::TileDividesGroup) {
       return false;
+    } else if constexpr (Alternating) {
+      return Groups::border(Phase, begin) || begin == WarpK;
     } else if constexpr (Groups::GroupDividesTile || Groups::Granule < 64 || HasIntegerZero) {
       return begin % Groups::Granule == 0 && (Groups::border(column, begin) || begin == WarpK);
     } else {
       return begin % 64 == 0;
     }
+  }
+
+  /// The group of column `begin` of the slab of column `column`, counted from the first that the slab touches.
+  template <int Phase>
+  __device__ static int group(int32_t column, int begin) {
+    return Groups::in_tile(Alternating ? Phase : column, begin);
   }
 
   /// Multiplies the slab of column `column` in `stage`: sums.total = the sums of (B - zero) * scale * A * 2^Exponent.
@@ -386,6 +398,22 @@ struct MmaSm90BulkMultistage {
     if constexpr (HasIntegerZero && !Grouped) {
       set_integer_zero(stage, 0, sums);
     }
+    if constexpr (Alternating) {
+      if (column % 2 != 0) {
+        multiply_atoms<1>(stage, column, tCrA, sums);
+      } else {
+        multiply_atoms<0>(stage, column, tCrA, sums);
+      }
+    } else {
+      multiply_atoms<0>(stage, column, tCrA, sums);
+    }
+    if constexpr (!Grouped || Groups::TileDividesGroup) {
+      promote(stage, 0, sums);
+    }
+  }
+
+  template <int Phase>
+  __device__ void multiply_atoms(uint8_t const* stage, int32_t column, Fragment const& tCrA, Sums& sums) const {
 #pragma unroll
     for (int atom = 0; atom < AtomColumns; ++atom) {
       uint32_t words[Atom::WordsPerLane];
@@ -393,8 +421,8 @@ struct MmaSm90BulkMultistage {
       static_for<4>([&](auto step) {
         int const begin = atom * 64 + step * 16;
         if constexpr (HasIntegerZero && Grouped) {
-          if (begin == 0 || border(column, begin)) {
-            set_integer_zero(stage, Groups::in_tile(column, begin), sums);
+          if (begin == 0 || border<Phase>(column, begin)) {
+            set_integer_zero(stage, group<Phase>(column, begin), sums);
           }
         }
         uint32_t tCrB[4];  // (registers of a k16 step)
@@ -408,14 +436,11 @@ struct MmaSm90BulkMultistage {
           mma_sync<ElementA>(sums.token_sum, ones, x[step % 2 * 2], x[step % 2 * 2 + 1]);
         }
         if constexpr (Grouped) {
-          if (border(column, begin + 16)) {
-            promote(stage, Groups::in_tile(column, begin), sums);
+          if (border<Phase>(column, begin + 16)) {
+            promote(stage, group<Phase>(column, begin), sums);
           }
         }
       });
-    }
-    if constexpr (!Grouped || Groups::TileDividesGroup) {
-      promote(stage, 0, sums);
     }
   }
 
