@@ -407,7 +407,7 @@ def test_decode_schedules_leave_room_for_a_row_of_sums(tile_k: int, name: str, g
             rows.append(
                 (
                     227 * 1024
-                    - 16 * (ring + (40 if max(atoms) == 8 and width <= 6 else 32) * 128 + 8 * (stages + 1))
+                    - 16 * (ring + (40 if max(atoms) == 8 and width in (5, 6) else 32) * 128 + 8 * (stages + 1))
                     - 1024
                 )
                 // 8192

@@ -210,7 +210,7 @@ def smem_bytes(config: GemmConfig) -> int:
     stages = config.schedule.stage_count * _round_up(a + b + _round_up(scales, 128) + zeros, 1024)
     stages = max(stages, tile_m * tile_n * 4)  # the partial sums of split-k take their place
     barriers = 16 * config.schedule.stage_count
-    epilogue = tile_n // 16 * min(tile_m, 16) * (16 * d + 16)
+    epilogue = tile_n * min(tile_m, 16) * d
     return _round_up(_round_up(stages + barriers, 1024) + epilogue, 1024)
 
 
@@ -234,7 +234,7 @@ def decode_slab_atoms(schedule: ScheduleConfig, m: int, k: int, rows: int) -> in
 
 def _decode_blocks_a(schedule: ScheduleConfig, atoms: int) -> int:
     """Returns the tokens x atoms of A that a warp holds beside slabs of `atoms` atoms, see device/arguments.hpp."""
-    return 40 if decode_slabs(schedule)[-1] == 8 and atoms <= 6 else 32
+    return 40 if decode_slabs(schedule)[-1] == 8 and atoms in (5, 6) else 32
 
 
 def decode_block_rows(config: GemmConfig, m: int, atoms: int) -> int:

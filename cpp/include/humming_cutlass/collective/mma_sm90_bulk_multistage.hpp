@@ -68,6 +68,8 @@ struct MmaSm90BulkMultistage {
   static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
   /// Warps whose first slab is requested before A: what memory keeps in flight. More would delay A, less the weight.
   static constexpr int EarlyWarps = 4;
+  /// Whether a slice of A can be larger than what a warp holds of it.
+  static constexpr bool TakesHalves = AtomColumns * TileShape::M > decode_blocks_a(AtomColumns, MaxAtoms);
   static constexpr int BytesA = decode_blocks_a(AtomColumns, MaxAtoms) * 128;
   /// Partial sums of an atom row: a tile of 16 x 8 floats for each warp.
   static constexpr int BytesSums = Warps * 512;
@@ -270,7 +272,7 @@ struct MmaSm90BulkMultistage {
     __syncwarp();
   }
 
-  /// Waits for atoms [begin, begin + as many as a box has) of the slice of A that meets column `column`.
+  /// Waits for atoms [begin, begin + as many as a box has) of the slice of A that meets column `column`, or reads them.
   __device__ void wait_a(int32_t column, int begin) {
     if (maps_a()) {
       FullBarrier::wait(full + StageCount, phases >> 1);
@@ -294,27 +296,29 @@ struct MmaSm90BulkMultistage {
   /// Takes the slice of A that meets the column of slab `at`, of tokens beyond m what other tokens have, and starts the
   /// copy of the next one.
   __device__ void take_a(Sequence const& at, Fragment& tCrA) {
-    constexpr int Half = (AtomColumns + 1) / 2;
+    constexpr int FirstAtoms = TakesHalves ? (AtomColumns + 1) / 2 : AtomColumns;
     int const token = min(lane % 8, args.m - 1);
-    auto const load_half = [&](int i, int begin) {
+    auto const load_k32 = [&](int i, int begin) {
       uint32_t (&x)[4] = tCrA[i / 2][i % 2];
       auto const* const chunk = slice + chunk_a((i / 2 - begin) * args.m + token, i % 2 * 4 + lane / 8);
       cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(chunk), x[0], x[1], x[2], x[3]);
     };
     wait_a(at.column, 0);
 #pragma unroll
-    for (int i = 0; i < Half * 2; ++i) {
-      load_half(i, 0);
+    for (int i = 0; i < FirstAtoms * 2; ++i) {
+      load_k32(i, 0);
     }
-    int begin = 0;
-    if (decode_box_atoms(args.m, AtomColumns, MaxAtoms) < AtomColumns) {
-      begin = Half;
-      replace_a(at.column * AtomColumns + Half);
-      wait_a(at.column, Half);
-    }
+    if constexpr (TakesHalves) {
+      int begin = 0;
+      if (decode_box_atoms(args.m, AtomColumns, MaxAtoms) < AtomColumns) {
+        begin = FirstAtoms;
+        replace_a(at.column * AtomColumns + FirstAtoms);
+        wait_a(at.column, FirstAtoms);
+      }
 #pragma unroll
-    for (int i = Half * 2; i < AtomColumns * 2; ++i) {
-      load_half(i, begin);
+      for (int i = FirstAtoms * 2; i < AtomColumns * 2; ++i) {
+        load_k32(i, begin);
+      }
     }
     replace_a(at.next_column() * AtomColumns);
   }
@@ -359,17 +363,17 @@ struct MmaSm90BulkMultistage {
   }
 
   /// Whether slabs begin at a group's border or in the middle of a group, by turns: each has code of its own then.
-  static constexpr bool Alternating = Grouped && !Groups::TileDividesGroup && Groups::Phases == 2;
+  static constexpr bool Alternating = Grouped && !Groups::TileDividesGroup && Groups::Starts == 2;
 
-  /// Whether a scale ends before column `begin` of the slab of column `column`, whose `Phase` is column % 2 where slabs
-  /// alternate: at the groups' borders where all slabs of a phase have the same, else wherever an atom ends, so that no
+  /// Whether a scale ends before column `begin` of the slab of column `column`, whose `Start` is column % 2 where slabs
+  /// alternate: at the groups' borders where all slabs of a start have the same, else wherever an atom ends, so that no
   /// branch depends on the slab. Only where groups end inside atoms, or zero points take registers, there are such branches.
-  template <int Phase>
+  template <int Start>
   __device__ static bool border(int32_t column, int begin) {
     if constexpr (Groups::TileDividesGroup) {
       return false;
     } else if constexpr (Alternating) {
-      return Groups::border(Phase, begin) || begin == WarpK;
+      return Groups::border(Start, begin) || begin == WarpK;
     } else if constexpr (Groups::GroupDividesTile || Groups::Granule < 64 || HasIntegerZero) {
       return begin % Groups::Granule == 0 && (Groups::border(column, begin) || begin == WarpK);
     } else {
@@ -378,9 +382,9 @@ struct MmaSm90BulkMultistage {
   }
 
   /// The group of column `begin` of the slab of column `column`, counted from the first that the slab touches.
-  template <int Phase>
+  template <int Start>
   __device__ static int group(int32_t column, int begin) {
-    return Groups::in_tile(Alternating ? Phase : column, begin);
+    return Groups::in_tile(Alternating ? Start : column, begin);
   }
 
   /// Multiplies the slab of column `column` in `stage`: sums.total = the sums of (B - zero) * scale * A * 2^Exponent.
@@ -412,7 +416,7 @@ struct MmaSm90BulkMultistage {
     }
   }
 
-  template <int Phase>
+  template <int Start>
   __device__ void multiply_atoms(uint8_t const* stage, int32_t column, Fragment const& tCrA, Sums& sums) const {
 #pragma unroll
     for (int atom = 0; atom < AtomColumns; ++atom) {
@@ -421,8 +425,8 @@ struct MmaSm90BulkMultistage {
       static_for<4>([&](auto step) {
         int const begin = atom * 64 + step * 16;
         if constexpr (HasIntegerZero && Grouped) {
-          if (begin == 0 || border<Phase>(column, begin)) {
-            set_integer_zero(stage, group<Phase>(column, begin), sums);
+          if (begin == 0 || border<Start>(column, begin)) {
+            set_integer_zero(stage, group<Start>(column, begin), sums);
           }
         }
         uint32_t tCrB[4];  // (registers of a k16 step)
@@ -436,8 +440,8 @@ struct MmaSm90BulkMultistage {
           mma_sync<ElementA>(sums.token_sum, ones, x[step % 2 * 2], x[step % 2 * 2 + 1]);
         }
         if constexpr (Grouped) {
-          if (border<Phase>(column, begin + 16)) {
-            promote(stage, group<Phase>(column, begin), sums);
+          if (border<Start>(column, begin + 16)) {
+            promote(stage, group<Start>(column, begin), sums);
           }
         }
       });

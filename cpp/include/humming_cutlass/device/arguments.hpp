@@ -18,7 +18,7 @@ struct Shares {
 };
 
 /// Deals `count` things, at least 0, out to `parts` parts, at least 1.
-constexpr Shares deal(int64_t count, int64_t parts) {
+HUMMING_CUTLASS_HOST_DEVICE constexpr Shares deal(int64_t count, int64_t parts) {
   return {int32_t(count / parts), int32_t(count % parts)};
 }
 
@@ -46,8 +46,8 @@ struct GemmArguments {
   /// k tiles, dealt out to the `split_k` CTAs of an output tile, or with stream-k those of all tiles to all CTAs; where
   /// KernelTraits::slab_atoms is not 0, atom rows to CTAs.
   Shares shares;
-  int32_t
-      slab_atoms;  ///< decode_slab_atoms(m, k, the most atom rows of a CTA, KernelTraits::slab_atoms), if that is not 0
+  /// decode_slab_atoms(m, k, the most atom rows of a CTA, KernelTraits::slab_atoms), where that is not 0.
+  int32_t slab_atoms;
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
@@ -56,7 +56,7 @@ inline constexpr int kDecodeWarps = 16;
 /// Rows x atoms of A, 128 bytes each, that a warp of that kernel holds in shared memory beside slabs of `slab` atoms, where
 /// the widest have `most`: rings of narrower slabs leave more room.
 HUMMING_CUTLASS_HOST_DEVICE constexpr int decode_blocks_a(int slab, int most) {
-  return most == 8 && slab <= 6 ? 40 : 32;
+  return most == 8 && (slab == 5 || slab == 6) ? 40 : 32;
 }
 /// Atom rows of a CTA from which on slabs are as wide as they can be, although A then comes in two parts.
 inline constexpr int kDecodeManyRows = 10;

@@ -1,5 +1,5 @@
-/// Split-k inside a cluster: the CTAs of an output tile are one cluster, leave their fp32 sums in their own shared memory,
-/// and each adds its share of the tile over all of them, in the order of k.
+/// Split-k inside a cluster: the CTAs of an output tile are one cluster, leave fp32 sums that others need in their own
+/// shared memory, and each adds its share of the tile over all of them, in the order of k (the sum of two has no order).
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -22,7 +22,8 @@ struct ClusterSplitK {
   static constexpr int Ahead = MaxShare < 2 ? MaxShare : 2;  ///< chunks of the other CTA that are under way
 
   bool pending = false;  ///< whether the other CTA's sums have to be added
-  uint32_t remote = 0;   ///< where they are
+  bool second = false;   ///< of the two: its chunks are the odd ones
+  uint32_t remote = 0;   ///< where the other CTA's sums are
   float others[Ahead][ChunkFragments][4];
 
   /// Leaves the sums of this CTA's chunks first, first + size, ... in `accumulators[0 ...]`, less what `add` adds.
@@ -35,9 +36,10 @@ struct ClusterSplitK {
     auto const first = int(cute::block_rank_in_cluster());
     uint32_t const local = cute::cast_smem_ptr_to_uint(buffer + thread);
     pending = size == 2;
+    second = first == 1;
     sync();
     if (pending) {
-      give_half(buffer + thread, first == 1, accumulators);
+      give_half(buffer + thread, accumulators);
     } else {
       static_for<Chunks * ChunkFragments>([&](auto f) {
         float const(&x)[4] = accumulators[f];
@@ -74,8 +76,8 @@ struct ClusterSplitK {
   }
 
  private:
-  /// Stores the even or, in the `second` CTA, the odd chunks' sums for the other CTA, and moves this one's together.
-  __device__ static void give_half(float4* target, bool second, Accumulator& accumulators) {
+  /// Stores the sums of the other CTA's chunks for it, and moves those of this one's together.
+  __device__ void give_half(float4* target, Accumulator& accumulators) const {
     static_for<ShareFragments>([&](auto f) {
       constexpr int even = f / ChunkFragments * 2 * ChunkFragments + f % ChunkFragments;
       constexpr int odd = even + ChunkFragments;
@@ -91,8 +93,15 @@ struct ClusterSplitK {
     });
   }
 
+  /// Starts the loads of this CTA's chunk `Chunk`, if there is one: what is not added is not waited for either, and the
+  /// other CTA could end before the loads do.
   template <int Chunk>
   __device__ void load_chunk() {
+    if constexpr (2 * Chunk + 1 >= Chunks) {
+      if (second) {
+        return;
+      }
+    }
     static_for<ChunkFragments>(
         [&](auto f) { load(remote + (Chunk * ChunkFragments + f) * (Threads * 16), others[Chunk % Ahead][f]); });
   }

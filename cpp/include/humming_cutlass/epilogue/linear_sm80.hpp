@@ -14,6 +14,8 @@ struct LinearSm80 {
   static constexpr int RowElements = TileShape::N + 16 / int(sizeof(Storage));  ///< padded against bank conflicts
   static constexpr int SmemBytes = TileShape::M * RowElements * int(sizeof(Storage));
 
+  __device__ static int place(int row, int column) { return row * RowElements + column; }
+
   __device__ static void store(Mainloop const& loop, Accumulator const& accumulators) {
     auto* const tile = reinterpret_cast<Storage*>(loop.smem);  // (TileM, TileN + padding)
 #pragma unroll
@@ -28,13 +30,13 @@ struct LinearSm80 {
           int const token = loop.warp_m + j * 8 + loop.lane % 4 * 2 + i % 2;
           int const column = (loop.warp_n + r) * 16 + loop.lane / 4 + 8 * (i / 2);
           float const value = rows.apply(accumulators[r * Mainloop::TokenTiles + j][i], i / 2);
-          tile[token * RowElements + column] = Output<ElementD>::round(value);
+          tile[place(token, column)] = Output<ElementD>::round(value);
         }
       }
     }
     __syncthreads();
-    copy_out<Storage, Mainloop::Threads, TileShape::M, TileShape::N, RowElements>(loop.args, tile, loop.thread,
-                                                                                  loop.tile_m, loop.tile_n * 16);
+    copy_out<Storage, Mainloop::Threads, TileShape::M, TileShape::N>(loop.args, tile, place, loop.thread, loop.tile_m,
+                                                                     loop.tile_n * 16);
   }
 };
 

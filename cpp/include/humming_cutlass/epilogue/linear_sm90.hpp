@@ -20,8 +20,15 @@ struct LinearSm90 {
   static constexpr int ChunkTokens = TileShape::M < 16 ? TileShape::M : 16;  ///< few: shared memory is for the stages
   static constexpr int ChunkFragments = ChunkTokens / 8;
   static constexpr int Chunks = TileShape::M / ChunkTokens;
-  static constexpr int RowElements = 16 + 16 / int(sizeof(Storage));  ///< padded against bank conflicts
-  static constexpr int BytesWarp = ChunkTokens * RowElements * int(sizeof(Storage));
+  static constexpr int BytesWarp = ChunkTokens * 16 * int(sizeof(Storage));
+
+  /// Where element (token, column) of a chunk lies: the 16-byte pieces of a token change places with its 128 bytes of shared
+  /// memory, against bank conflicts.
+  __device__ static int place(int token, int column) {
+    constexpr int Vector = 16 / int(sizeof(Storage));
+    constexpr int Pieces = 16 / Vector;
+    return token * 16 + ((column / Vector) ^ (token * Pieces / 8 % Pieces)) * Vector + column % Vector;
+  }
 
   struct SharedStorage {
     alignas(16) uint8_t buffer[Mainloop::Warpgroups * 4][BytesWarp];
@@ -34,7 +41,7 @@ struct LinearSm90 {
                                SharedStorage& shared, Add&& add) {
     int const warp = threadIdx.x / 32;
     int const lane = threadIdx.x % 32;
-    auto* const buffer = reinterpret_cast<Storage*>(shared.buffer[warp]);  // (ChunkTokens, 16 + padding)
+    auto* const buffer = reinterpret_cast<Storage*>(shared.buffer[warp]);  // (ChunkTokens, 16)
     int32_t const n_begin = work.tile_n * TileShape::N + warp * 16;
     RowFactors const rows =
         row_factors<typename Mainloop::Scale, Mainloop::Grouped, Mainloop::Dequant::Exponent>(args, n_begin, lane);
@@ -56,19 +63,19 @@ struct LinearSm90 {
         int const column = lane / 8 % 2 * 8;
         cute::SM90_U16x8_STSM_T::copy(round_pair<ElementD>(x[0], x[1]), round_pair<ElementD>(x[2], x[3]),
                                       round_pair<ElementD>(y[0], y[1]), round_pair<ElementD>(y[2], y[3]),
-                                      *reinterpret_cast<cute::uint128_t*>(buffer + token * RowElements + column));
+                                      *reinterpret_cast<cute::uint128_t*>(buffer + place(token, column)));
       } else {
         static_for<ChunkFragments>([&](auto j) {
           static_for<4>([&](auto i) {
             int const token = j * 8 + lane % 4 * 2 + i % 2;
             int const column = lane / 4 + 8 * (i / 2);
-            buffer[token * RowElements + column] = Output<ElementD>::round(accumulators[c * ChunkFragments + j][i]);
+            buffer[place(token, column)] = Output<ElementD>::round(accumulators[c * ChunkFragments + j][i]);
           });
         });
       }
       __syncwarp();
-      copy_out<Storage, 32, ChunkTokens, 16, RowElements>(
-          args, buffer, lane, int64_t(work.tile_m) * TileShape::M + chunk * ChunkTokens, n_begin);
+      copy_out<Storage, 32, ChunkTokens, 16>(args, buffer, place, lane,
+                                             int64_t(work.tile_m) * TileShape::M + chunk * ChunkTokens, n_begin);
     });
   }
 };

@@ -50,10 +50,11 @@ __device__ RowFactors row_factors(GemmArguments const& args, int32_t first_row, 
   return rows;
 }
 
-/// Copies a tile (Rows, Columns), rows `Pitch` elements apart in shared memory, to D at (m_begin, n_begin); what lies
-/// outside D is left out. 16 bytes at a time where D allows.
-template <class Storage, int Threads, int Rows, int Columns, int Pitch>
-__device__ void copy_out(GemmArguments const& args, Storage const* tile, int thread, int64_t m_begin, int32_t n_begin) {
+/// Copies a tile (Rows, Columns) in shared memory, whose element (row, column) is `tile[place(row, column)]`, to D at
+/// (m_begin, n_begin); what lies outside D is left out. 16 bytes at a time where D allows.
+template <class Storage, int Threads, int Rows, int Columns, class Place>
+__device__ void copy_out(GemmArguments const& args, Storage const* tile, Place&& place, int thread, int64_t m_begin,
+                         int32_t n_begin) {
   constexpr int Vector = 16 / int(sizeof(Storage));
   constexpr int RowVectors = Columns / Vector;
   auto* const d = static_cast<Storage*>(args.ptr_d);
@@ -66,7 +67,7 @@ __device__ void copy_out(GemmArguments const& args, Storage const* tile, int thr
     if (m >= args.m || n >= args.n) {
       continue;
     }
-    Storage const* const source = tile + row * Pitch + column;
+    Storage const* const source = tile + place(row, column);
     Storage* const target = d + m * args.stride_d + n;
     if (aligned && n + Vector <= args.n) {
       *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4 const*>(source);

@@ -26,8 +26,8 @@ struct GroupMap {
   /// Between two possible group borders: 16, 32 or 64 columns.
   static constexpr int Granule = !Grouped ? 64 : GroupSize % 64 == 0 ? 64 : GroupSize % 32 == 0 ? 32 : 16;
 
-  /// Columns into a group at which a tile can begin: 0, and as many others, evenly spaced.
-  static constexpr int Phases = Grouped ? GroupSize / std::gcd(TileK, GroupSize) : 1;
+  /// At how many columns into a group a tile can begin, evenly spaced from 0 on.
+  static constexpr int Starts = Grouped ? GroupSize / std::gcd(TileK, GroupSize) : 1;
 
   /// The first group that tile `k_tile` touches.
   HUMMING_CUTLASS_HOST_DEVICE static int32_t first(int32_t k_tile) { return k_tile * TileK / GroupSize; }
