@@ -65,6 +65,8 @@ def cases(device: planner.Device) -> list[Case]:
                     (tile_m - 7, tile_m - 3) if mainloop == support.SM90_DECODE else (max(1, tile_m - 3), tile_m + 1)
                 )
                 launches = list(zip(tokens, splits[::-1] * 2, strict=False))
+                if mainloop == support.SM90 and every:
+                    launches.append((tokens[0], 2))  # two CTAs exchange their sums
                 if support.streams(config.schedule):
                     launches.append((tokens[0], 0))
                 for m, split_k in launches:

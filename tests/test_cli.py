@@ -296,3 +296,23 @@ def test_runs_as_a_module():
         [sys.executable, "-m", "humming_cutlass", "support", "--json"], capture_output=True, text=True, check=True
     )
     assert len(json.loads(done.stdout)) > 50
+
+
+@pytest.mark.parametrize(
+    "words", [["demo", "--n", "2147483647", "--k", "2147483647", "--device", "cpu"]], ids=lambda words: words[0]
+)
+def test_sizes_beyond_the_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("MemoryError: memory: got ")
+    assert "allowed: sizes (--n, --k, --m, --shapes) that fit the memory" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(support, "check_types", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.run(["support"])

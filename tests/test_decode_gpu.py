@@ -75,21 +75,39 @@ def test_many_atom_rows() -> None:
             problem.check(ops.gemm(problem.a, problem.packed, config=config))
 
 
-@pytest.mark.parametrize("atoms", [81, 113, 128, 240])
-@pytest.mark.parametrize("m", [4, 5, 8])
+@pytest.mark.parametrize("atoms", [84, 108, 126, 240])
+@pytest.mark.parametrize("m", [5, 7, 8])
+@pytest.mark.parametrize("zero_point", [None, "integer", "floating"])
 @pytest.mark.parametrize("group_size", [-1, 96, 128])
-def test_slices_in_two_halves(group_size: int, m: int, atoms: int) -> None:
-    """CTAs of so many atom rows that slabs are wider than what a warp can hold of A: of 6, 8, 8 and 8 atoms here."""
-    types = _types(group_size, None)
+def test_slices_in_two_halves(group_size: int, zero_point: str | None, m: int, atoms: int) -> None:
+    """CTAs of so many atom rows that slabs are wider than what a warp can hold of A for eight tokens."""
+    types = _types(group_size, zero_point)
     (config,) = _kernels(types)
-    sms = ops.planner_device(0).sm_count
-    k = atoms * 64 // max(group_size, 1) * max(group_size, 1)
-    problem = testing.random_problem(types, m, sms * 16 * 9 + 1, k, device="cuda")
+    width = support.decode_slab_atoms(config.schedule, m, atoms * 64, 10)
+    assert width == {84: 6, 108: 7, 126: 8, 240: 8}[atoms]
+    _check_many_rows(config, m, atoms * 64)
+
+
+@pytest.mark.parametrize("m", [5, 6, 8])
+@pytest.mark.parametrize("atoms", [70, 96])
+@pytest.mark.parametrize("group_size", [-1, 128])
+def test_slices_in_two_halves_of_wide_weights(group_size: int, atoms: int, m: int) -> None:
+    """The same where the rings leave room for slabs of six atoms at most."""
+    types = testing.make_types("int5", k=4608, element_a="float16", group_size=group_size)
+    (config,) = _kernels(types)
+    assert support.decode_slab_atoms(config.schedule, m, atoms * 64, 10) == {70: 5, 96: 6}[atoms]
+    _check_many_rows(config, m, atoms * 64)
+
+
+def _check_many_rows(config: GemmConfig, m: int, k: int) -> None:
+    """Ten atom rows a CTA; A with a tensor map, and without one: the same bits."""
+    n = ops.planner_device(0).sm_count * 16 * 9 + 1
+    problem = testing.random_problem(config.types, m, n, k, device="cuda")
     y = ops.gemm(problem.a, problem.packed, config=config)
     problem.check(y)
     storage = torch.empty(m, k + 1, dtype=problem.a.dtype, device="cuda")
     storage[:, 1:] = problem.a
-    testing.check_equal(ops.gemm(storage[:, 1:], problem.packed, config=config), y)  # read without a tensor map
+    testing.check_equal(ops.gemm(storage[:, 1:], problem.packed, config=config), y)
 
 
 @pytest.mark.parametrize("atoms", [1, 16, 31, 70])

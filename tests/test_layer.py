@@ -164,7 +164,7 @@ _BAD_LOADS: dict[str, tuple[Any, type[Exception], str]] = {
     "scale-lossy": (
         lambda x: x.load_quantized(torch.zeros(N, K, dtype=torch.uint8), torch.full((N, 1), 0.1)),
         ArgumentError,
-        r"scale: got 0.1.*float16 holds exactly; nearest supported: float32",
+        r"scale: got 0.1.*float16 holds exactly; nearest supported: scales .* of type float32",
     ),
     "zero": (
         lambda x: x.load_quantized(torch.zeros(N, K, dtype=torch.uint8), torch.ones(N, 1), torch.ones(N, 1)),
@@ -239,9 +239,19 @@ def test_bad_inputs(x: Any, error: type[Exception], message: str) -> None:
         ((N, K, {"dtype": "int4", "scale_dtype": "int8"}), {}, UnsupportedError, r"element_scale: got int8"),
         ((N, K, {"dtype": "int4", "zero_point": "integer"}), {}, UnsupportedError, r"element_zero.*uint4"),
         ((N, K, "float8_e7m0"), {}, UnsupportedError, r"float8_e7m0.*element_a bfloat16"),
-        ((N, K), {"torch_dtype": torch.float32}, UnsupportedError, r"element_a: got float32"),
+        (
+            (N, K),
+            {"torch_dtype": torch.float32},
+            UnsupportedError,
+            r"torch_dtype: got torch.float32; .*: torch.float16",
+        ),
         ((N, K), {"torch_dtype": "float16"}, ArgumentTypeError, r"torch_dtype: got 'float16'"),
-        ((N, K), {"output_dtype": torch.int8}, UnsupportedError, r"element_d: got int8"),
+        (
+            (N, K),
+            {"output_dtype": torch.int8},
+            UnsupportedError,
+            r"output_dtype: got torch.int8; allowed: torch.float16, .*",
+        ),
     ],
 )
 def test_bad_construction(arguments: Any, words: Any, error: type[Exception], message: str) -> None:
@@ -453,6 +463,32 @@ def test_padding_rows_of_a_state_dict_may_hold_anything() -> None:
     state["scale"][-1, :, 0] = torch.nan  # row 32
     with pytest.raises(RuntimeError, match=r"scale: got a value that is not finite at \(32, 0\)"):
         layer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("parameter", ["weight", "codes", "scale", "zero", "bias", "global_scale"])
+def test_tensors_without_elements(parameter: str) -> None:
+    layer = HummingLayer(16, 64, "uint4", bias=True)
+    given = {
+        "codes": torch.zeros(16, 64, dtype=torch.uint8),
+        "scale": torch.ones(16, 1),
+        "zero": torch.ones(16, 1),
+        "bias": torch.ones(16),
+        "global_scale": torch.ones(1),
+    }
+    if parameter == "weight":
+        load, words = layer.load_from_unquantized, {"weight": torch.empty(16, 64, device="meta"), "bias": given["bias"]}
+    else:
+        load, words = layer.load_quantized, given | {parameter: given[parameter].to("meta")}
+    with pytest.raises(ArgumentError, match=f"{parameter}: got device meta"):
+        load(**words)
+    assert not layer.is_loaded
+    layer.load_quantized(**given)
+
+
+@pytest.mark.parametrize("device", ["foo", 3.5, "cuda:99"])
+def test_devices_that_are_none(device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"device: got .*; nearest supported: cpu"):
+        HummingLayer(16, 64, device=device)
 
 
 def test_sizes_of_numpy() -> None:

@@ -210,12 +210,34 @@ def test_c6_zero_points_of_a_symmetric_weight_are_refused() -> None:
 
 
 _BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "global_scale-too-small": (
+        {"global_scale": 1e-46},
+        ArgumentError,
+        r"global_scale: got 1e-46; allowed: 0, or a number from 1\.4e-45",
+    ),
+    "global_scale-too-large": ({"global_scale": -1e300}, ArgumentError, r"global_scale: got -1e\+300; .*3\.4e38"),
+    "scale-meta": ({"scale": torch.ones(1, device="meta")}, ArgumentError, r"scale: got device meta.*: cpu$"),
+    "scale-negative-bit": (
+        {"scale": torch.ones(16, 1, dtype=torch.complex64).conj().imag},
+        ArgumentError,
+        r"scale: got a view with the negative bit.*resolve_neg",
+    ),
+    "bias-masked": (
+        {"codes": np.zeros((16, 64), np.uint8), "scale": np.ones((16, 1)), "bias": np.ma.ones(16)},
+        ArgumentTypeError,
+        r"bias: got a masked array; .*: x\.filled\(value\)$",
+    ),
+    "codes-matrix": (
+        {"codes": np.matrix(np.zeros((16, 64), np.uint8)), "scale": np.ones((16, 1))},
+        ArgumentTypeError,
+        r"codes: got a numpy\.matrix",
+    ),
     "codes-list": ({"codes": [[0]]}, ArgumentTypeError, r"codes: got list"),
     "codes-dtype": ({"codes": torch.zeros(16, 64)}, ArgumentTypeError, r"codes: got dtype float32.*of int4$"),
     "codes-int32": (
         {"codes": torch.zeros(16, 64, dtype=torch.int32)},
         ArgumentTypeError,
-        r"codes: got dtype int32; .*: codes\.to\(torch\.uint8\)$",
+        r"codes: got dtype int32; .*: \(codes & 0x0F\)\.to\(torch\.uint8\)$",
     ),
     "codes-int8": (
         {"codes": torch.zeros(16, 64, dtype=torch.int8)},
@@ -248,6 +270,21 @@ _BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "types-dict": ({"types": {"dtype": "int4"}}, ArgumentTypeError, r"types: got dict; allowed: a TypeConfig"),
 }
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(2)])
+def test_numbers_of_numpy(number: Any) -> None:
+    codes, types = torch.zeros(16, 64, dtype=torch.uint8), testing.make_types("uint4", k=64, zero_point="integer")
+    packed = layout.pack(codes, number, types=types, zero=np.int64(3), global_scale=number)
+    assert float(packed.global_scale) == float(number)
+    assert bool((packed.scale == float(number)).all())
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", object, bool, np.complex64])
+def test_zero_points_are_numbers(dtype: Any) -> None:
+    codes, types = np.zeros((16, 64), np.uint8), testing.make_types("uint4", k=64, zero_point="integer")
+    with pytest.raises(ArgumentTypeError, match=r"zero: got dtype .*; allowed: integers"):
+        layout.pack(codes, np.ones((16, 1), np.float16), types=types, zero=np.ones((16, 1)).astype(dtype))
 
 
 @pytest.mark.parametrize("name", _BAD)

@@ -294,3 +294,33 @@ def test_time_of_a_kernel_that_does_not_take_the_tokens() -> None:
     assert math.isfinite(planner.microseconds(choice, 8, 4096, 4096, H200))
     for m in (9, 32, 33, 1000):
         assert planner.microseconds(choice, m, 4096, 4096, H200) == math.inf
+
+
+def test_any_legal_tile_has_a_time() -> None:
+    """Also those that the planner itself does not use."""
+    types = TypeConfig(element_a="float16", element_b="int4", element_d="float16", element_scale="float16")
+    times = []
+    for tile_m, warp_m in ((8, 8), (24, 24), (48, 48), (128, 64)):
+        schedule = ScheduleConfig(
+            mainloop=support.SM80, tile_shape=(tile_m, 64, 64), warp_shape=(warp_m, 16), stage_count=3
+        )
+        config = GemmConfig(types=types, schedule=schedule, arch="sm_90a")
+        assert support.check(config) is None
+        times.append(planner.microseconds(planner.Choice(config=config, split_k=1), tile_m, 4096, 4096, H200))
+    assert all(0 < time < 1000 for time in times)
+
+
+def test_the_power_limit_only_adds_time() -> None:
+    """From 512 tokens on: more than at full clock, more for small tiles, and never less than the larger of two limits."""
+    types = TypeConfig(element_a="bfloat16", element_b="int4", element_d="bfloat16", element_scale="bfloat16")
+    found = [c for c in planner.candidates(types, 512, 8192, 8192, H200) if c.split_k == 1]
+    by_tile = {}
+    for choice in found:
+        if choice.config.schedule.mainloop != support.SM90:
+            continue
+        free, limited = (planner.microseconds(choice, m, 8192, 8192, H200) for m in (511, 512))
+        assert limited > (1.01 if choice.config.schedule.tile_shape[0] >= 128 else 1.0) * free
+        flops = 2 * 512 * 8192 * 8192
+        by_tile[choice.config.schedule.tile_shape] = limited
+        assert flops / limited < 0.76e9, "an H200 reaches 750 TFLOP/s at most"
+    assert by_tile[256, 128, 128] == min(by_tile.values())

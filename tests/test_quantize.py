@@ -291,6 +291,12 @@ def test_bad_input(weight: object, config: object, error: type[Exception], messa
         quantize.quantize(weight, config)  # type: ignore[arg-type]
 
 
+def test_strategy_must_fit_the_types() -> None:
+    types = testing.make_types("int4", k=64, group_size=32)
+    with pytest.raises(ArgumentError, match=r"group_size: got 32; allowed: -1 with strategy 'channel'"):
+        quantize.quantize(torch.ones(16, 64), types, strategy="channel")
+
+
 def test_what_is_quantized_can_be_packed() -> None:
     """The same types are refused by both, so that no time is lost on a weight that nothing can use."""
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))

@@ -52,6 +52,7 @@ def test_launches_cover_what_can_go_wrong(driver: Any, device: planner.Device) -
         if mainloop != support.SM90_DECODE:  # which takes no more tokens than its tile and splits nothing
             assert {1, 3} <= {case.split_k for case in mine}
             assert any(case.split_k == 0 for case in mine) == (mainloop == support.SM90)
+            assert any(case.split_k == 2 for case in mine) == (mainloop == support.SM90)
             assert {True, False} == {case.bias for case in mine}
             assert any(case.m > case.config.schedule.tile_shape[0] for case in mine)
         assert any(case.k % 64 for case in mine)

@@ -471,3 +471,28 @@ def test_types_of_other_types_are_refused(field: str, value: object, sentence: s
 )
 def test_configs_of_other_types_are_refused(field: str, value: object, sentence: str) -> None:
     _refuses(GemmConfig(types=TYPES, schedule=SM80, arch="sm_80"), field, value, sentence)
+
+
+@pytest.mark.parametrize("value", [None, 90, "int4"])
+def test_other_objects_are_named(value: object) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=r"config: got .*; allowed: a GemmConfig"):
+        support.check(value)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentTypeError, match=r"types: got .*; allowed: a TypeConfig"):
+        support.check_types(value)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentTypeError, match=r"arch: got int; allowed: a str"):
+        support.check_arch(90)  # type: ignore[arg-type]
+
+
+def test_errors_offer_types_that_fit() -> None:
+    """A weight is offered weights, scales are offered scales."""
+    with pytest.raises(errors.UnsupportedError, match=r"allowed: int1-8.*nf4; nearest supported: int\d$"):
+        testing.make_types("int9", k=64)
+    with pytest.raises(errors.UnsupportedError) as caught:
+        testing.make_types("int4", k=64, scale_dtype="float64")
+    allowed = ", ".join(support.SCALE_TYPES)
+    assert str(caught.value).startswith(f"scale_dtype: got 'float64'; allowed: {allowed}; nearest supported: float")
+
+
+def test_the_values_of_a_type_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        dtypes.parse("int4").values()[1] = 100.0

@@ -70,12 +70,33 @@ def library(x: Array) -> Any:
 
 
 def check_array(x: object, parameter: str) -> None:
-    """Raises ArgumentTypeError unless `x` is a torch tensor or a numpy array, ArgumentError unless it is dense."""
+    """Raises ArgumentTypeError unless `x` is a torch tensor or a plain array, ArgumentError unless it is dense."""
     if not is_torch(x) and not isinstance(x, np.ndarray):
         raise ArgumentTypeError(explain(parameter, type(x).__name__, "a torch tensor or a numpy array"))
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentTypeError(explain(parameter, "a masked array", "an array without a mask", "x.filled(value)"))
+    if isinstance(x, np.matrix):
+        raise ArgumentTypeError(explain(parameter, "a numpy.matrix", "a numpy array", "numpy.asarray(x)"))
     if is_torch(x) and (x.is_sparse or x.is_nested or str(x.layout) != "torch.strided"):  # type: ignore[attr-defined]
         layout = "nested" if x.is_nested else str(x.layout)  # type: ignore[attr-defined]
         raise ArgumentError(explain(parameter, f"layout {layout}", "a dense tensor", "to_dense()"))
+
+
+def check_elements(x: Array, parameter: str) -> None:
+    """Raises ArgumentError where a dense tensor's memory does not hold its elements."""
+    if is_torch(x) and x.device.type == "meta":
+        raise ArgumentError(explain(parameter, "device meta, where tensors have no elements", "cpu or cuda", "cpu"))
+    if is_torch(x) and x.is_neg():
+        raise ArgumentError(explain(parameter, "a view with the negative bit", "plain elements", "x.resolve_neg()"))
+
+
+def check_device(device: Any, parameter: str) -> None:
+    """Raises ArgumentError unless torch has `device`, however it is spelled; None is the current one."""
+    try:
+        sys.modules["torch"].empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        why = str(error).splitlines()[0].split(". ")[0]
+        raise ArgumentError(explain(parameter, f"{device!r} ({why})", "a device that torch has", "cpu")) from None
 
 
 def element_of(x: Array) -> str:
@@ -215,6 +236,6 @@ def convert(x: Array, element: str, parameter: str) -> Array:
             parameter,
             f"{value!r} ({source}) at {index}",
             f"finite values that {element} holds exactly",
-            source if source in FLOATS and np.isfinite(value) else None,
+            f"scales or zero points of type {source}" if source in FLOATS and np.isfinite(value) else None,
         )
     )

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except HummingError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        sizes = "sizes (--n, --k, --m, --shapes) that fit the memory"
+        print(f"MemoryError: {explain('memory', str(error).splitlines()[0], sizes)}", file=sys.stderr)
+        return 2
     return 0
+
+
+_OUT_OF_MEMORY = re.compile("out of memory|allocate memory|[Ss]torage size calculation overflowed")
+"""What torch says when a tensor is too large."""
 
 
 def _require(ok: bool) -> None:

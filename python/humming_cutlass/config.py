@@ -164,8 +164,8 @@ class WeightConfig:
             ArgumentError: the group size, strategy or zero point is impossible.
             UnsupportedError: a type's name is unknown.
         """
-        element_a = dtypes.parse(element_a, "element_a").name
-        weight = dtypes.parse(self.dtype, "weight_config['dtype']")
+        element_a = dtypes.parse(element_a, "element_a", dtypes.ACTIVATION_TYPES).name
+        weight = dtypes.parse(self.dtype, "weight_config['dtype']", list(dtypes.WEIGHT_TYPES))
         if self.strategy not in (None, "group", "channel", "tensor"):
             raise ArgumentError(explain("strategy", repr(self.strategy), "'group', 'channel', 'tensor' or None"))
         group_size = check_group_size(self.group_size, k)
@@ -185,13 +185,13 @@ class WeightConfig:
         element_zero = {
             "none": "none",
             "integer": "integer",
-            "floating": dtypes.parse(self.zero_dtype or element_a, "zero_dtype").name,
+            "floating": dtypes.parse(self.zero_dtype or element_a, "zero_dtype", dtypes.OUTPUT_TYPES).name,
         }[zero_point]
         return TypeConfig(
             element_a=element_a,
             element_b=weight.name,
-            element_d=dtypes.parse(element_d or element_a, "element_d").name,
-            element_scale=dtypes.parse(self.scale_dtype or element_a, "scale_dtype").name,
+            element_d=dtypes.parse(element_d or element_a, "element_d", dtypes.OUTPUT_TYPES).name,
+            element_scale=dtypes.parse(self.scale_dtype or element_a, "scale_dtype", dtypes.SCALE_TYPES).name,
             element_zero=element_zero,
             group_size=group_size,
         )

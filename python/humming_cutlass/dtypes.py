@@ -19,13 +19,24 @@ import difflib
 import enum
 import functools
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from humming_cutlass.errors import ArgumentTypeError, UnsupportedError, explain
 
-__all__ = ["ALIASES", "NF4_CODE_BOOK", "WEIGHT_TYPES", "DataType", "Kind", "parse"]
+__all__ = [
+    "ACTIVATION_TYPES",
+    "ALIASES",
+    "NF4_CODE_BOOK",
+    "OUTPUT_TYPES",
+    "SCALE_TYPES",
+    "WEIGHT_TYPES",
+    "DataType",
+    "Kind",
+    "parse",
+]
 
 
 class Kind(enum.Enum):
@@ -134,11 +145,17 @@ class DataType:
             magnitude = np.where(top, np.where(mantissa == 0, np.inf, np.nan), magnitude)
         return np.asarray(sign * magnitude, dtype=np.float64)
 
+    @functools.cached_property
+    def _read_only_values(self) -> npt.NDArray[np.float64]:
+        values: npt.NDArray[np.float64] = self._values.view()
+        values.flags.writeable = False
+        return values
+
     def values(self) -> npt.NDArray[np.float64]:
-        """Returns the value of every code, shape (2**bits,), float64; only for types of up to 16 bits."""
+        """Returns the value of every code, shape (2**bits,), float64, read-only; only for types of up to 16 bits."""
         if self.bits > 16:
             raise UnsupportedError(explain("dtype", self.name, "a type of at most 16 bits"))
-        return self._values
+        return self._read_only_values
 
     @property
     def max(self) -> float:
@@ -176,6 +193,11 @@ _OTHER_TYPES = {
     "float32": DataType("float32", Kind.FLOAT, 32, 8, 23, "ieee"),
 }
 
+ACTIVATION_TYPES = ("float16", "bfloat16")
+OUTPUT_TYPES = ("float16", "bfloat16", "float32")
+SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3", "float8_e5m2", "float8_e8m0")
+"""The types of the activations, of the output and of floating zero points, and of the scales."""
+
 ALIASES = {
     "half": "float16",
     "fp16": "float16",
@@ -191,12 +213,16 @@ ALIASES = {
 """Other spellings that `parse` accepts."""
 
 
-def parse(name: str | DataType, parameter: str = "dtype") -> DataType:
+_WEIGHTS = "int1-8, uint1-8, floatB_eXmY with B = 1 + X + Y <= 8 and X >= 1, nf4"
+
+
+def parse(name: str | DataType, parameter: str = "dtype", among: Sequence[str] | None = None) -> DataType:
     """Returns the `DataType` called `name`.
 
     Args:
         name: a canonical name, an alias, a bare `eXmY`, or a `torch.float16`-like string.
         parameter: the argument to name in an error.
+        among: the types that an error offers; None is all.
 
     Raises:
         ArgumentTypeError: `name` is not a string.
@@ -212,14 +238,11 @@ def parse(name: str | DataType, parameter: str = "dtype") -> DataType:
     key = ALIASES.get(key, key)
     known = WEIGHT_TYPES | _OTHER_TYPES
     if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        raise UnsupportedError(
-            explain(
-                parameter,
-                repr(name),
-                "int1-8, uint1-8, floatB_eXmY with B = 1 + X + Y <= 8 and X >= 1, nf4, float8_e8m0, "
-                "float16, bfloat16, float32",
-                close[0] if close else None,
-            )
-        )
+        offered = list(known) if among is None else list(among)
+        close = difflib.get_close_matches(key, offered, n=1)
+        if among is None or offered == list(WEIGHT_TYPES):
+            allowed = _WEIGHTS if among else f"{_WEIGHTS}, float8_e8m0, float16, bfloat16, float32"
+        else:
+            allowed = ", ".join(offered)
+        raise UnsupportedError(explain(parameter, repr(name), allowed, close[0] if close else None))
     return known[key]

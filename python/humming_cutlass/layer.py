@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from humming_cutlass import _C, layout, ops, quantize, torch_ops
+from humming_cutlass import _C, _tensors, dtypes, layout, ops, quantize, torch_ops
 from humming_cutlass.config import TypeConfig, WeightConfig, integer
-from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, explain
+from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, UnsupportedError, explain
 
 __all__ = ["HummingLayer"]
 
@@ -70,9 +70,17 @@ class HummingLayer(torch.nn.Module):
         for parameter, value in (("shape_n", shape_n), ("shape_k", shape_k)):
             if integer(value, parameter) < 1:
                 raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
-        for parameter, dtype in (("torch_dtype", torch_dtype), ("output_dtype", output_dtype)):
-            if not isinstance(dtype, torch.dtype) and not (dtype is None and parameter == "output_dtype"):
+        for parameter, dtype, types in (
+            ("torch_dtype", torch_dtype, dtypes.ACTIVATION_TYPES),
+            ("output_dtype", output_dtype, dtypes.OUTPUT_TYPES),
+        ):
+            if dtype is None and parameter == "output_dtype":
+                continue
+            if not isinstance(dtype, torch.dtype):
                 raise ArgumentTypeError(explain(parameter, repr(dtype), "a torch.dtype such as torch.float16"))
+            if str(dtype).removeprefix("torch.") not in types:
+                names = [f"torch.{name}" for name in types]
+                raise UnsupportedError(explain(parameter, dtype, ", ".join(names), names[0]))
         if not isinstance(bias, bool):
             raise ArgumentTypeError(explain("bias", type(bias).__name__, "True or False; load_... take the bias"))
         if not isinstance(batch_invariant, bool):
@@ -88,6 +96,7 @@ class HummingLayer(torch.nn.Module):
             k=shape_k, element_a=str(torch_dtype), element_d=str(self.output_dtype)
         )
         layout.check_types(self.types, shape_k)
+        _tensors.check_device(device, "device")
         self._packed: layout.PackedWeight | None = None
         # Follows `to` and `cuda` while there is nothing else to move.
         self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
@@ -124,7 +133,7 @@ class HummingLayer(torch.nn.Module):
             ArgumentError: a shape is wrong, or a value is not finite.
             StateError: the layer is transformed already.
         """
-        self._check_loadable()
+        self._check_loadable("load_from_unquantized")
         self._check_tensor("weight", weight, (self.shape_n, self.shape_k))
         result = quantize.quantize(
             weight.to(self.device) if self.device.type == "cuda" else weight,
@@ -157,7 +166,7 @@ class HummingLayer(torch.nn.Module):
             ArgumentError: a shape is wrong, or a value is out of range, not finite or not convertible.
             StateError: the layer is transformed already.
         """
-        self._check_loadable()
+        self._check_loadable("load_quantized")
         self._check_tensor("codes", codes, (self.shape_n, self.shape_k))
         self._check_tensor("scale", scale, None)
         if zero is not None:
@@ -251,13 +260,15 @@ class HummingLayer(torch.nn.Module):
         words.append(state)
         return ", ".join(words)
 
-    def _check_loadable(self) -> None:
+    def _check_loadable(self, call: str) -> None:
         if self.is_transformed:
-            raise StateError(explain("load", "a layer that is transformed already", "a layer before transform()"))
+            raise StateError(explain(call, "a layer that is transformed already", "a layer before transform()"))
 
     def _check_tensor(self, parameter: str, tensor: object, shape: tuple[int, ...] | None) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentTypeError(explain(parameter, type(tensor).__name__, "a torch.Tensor"))
+        _tensors.check_array(tensor, parameter)
+        _tensors.check_elements(tensor, parameter)
         if shape is not None and tuple(tensor.shape) != shape:
             raise ArgumentError(explain(parameter, f"shape {tuple(tensor.shape)}", str(shape), shape))
 
@@ -270,10 +281,12 @@ class HummingLayer(torch.nn.Module):
         if bias is not None:
             self._check_tensor("bias", bias, (self.shape_n,))
         if global_scale is not None and not isinstance(global_scale, torch.Tensor):
-            if isinstance(global_scale, bool) or not isinstance(global_scale, (int, float)):
+            if not layout.is_number(global_scale):
                 raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
-            number = layout.float_of(global_scale, "global_scale")
-            global_scale = torch.tensor([number], dtype=torch.float32, device="cpu")
+            global_scale = layout.check_global_scale(layout.float_of(global_scale, "global_scale"))
+            global_scale = torch.tensor([global_scale], dtype=torch.float32, device="cpu")
+        elif global_scale is not None:
+            self._check_tensor("global_scale", global_scale, None)
         given = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}
         loaded = {name: x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         layout.check_inputs(**loaded, types=self.types)

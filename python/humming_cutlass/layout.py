@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,9 +149,11 @@ class PackedWeight:
 
         Raises:
             ArgumentTypeError: the weight consists of numpy arrays.
+            ArgumentError: there is no such device.
         """
         if not _tensors.is_torch(self.data):
             raise ArgumentTypeError(explain("weight", "numpy arrays", "torch tensors, to move to a device"))
+        _tensors.check_device(device, "device")
         moved = {name: t.to(device) for name, t in self.state_dict().items()}
         return self if moved["data"] is self.data else dataclasses.replace(self, **moved)
 
@@ -311,6 +314,9 @@ def _check_codes(codes: Array, types: TypeConfig) -> None:
             nearest = f"codes.view({library}.uint8) & 0x{(1 << b.bits) - 1:02X}"
         elif "int" in element:
             nearest = "codes.to(torch.uint8)" if library == "torch" else "codes.astype(np.uint8)"
+            if b.kind is dtypes.Kind.INT:
+                allowed += " (two's complement)"
+                nearest = f"(codes & 0x{(1 << b.bits) - 1:02X}){nearest.removeprefix('codes')}"
         raise ArgumentTypeError(explain("codes", f"dtype {element}", allowed, nearest))
     if codes.ndim != 2 or 0 in codes.shape:
         raise ArgumentError(explain("codes", f"shape {tuple(codes.shape)}", "(n, k) with n, k >= 1"))
@@ -337,13 +343,14 @@ def _beside(x: Any, codes: Array, parameter: str) -> Array:
     """Returns `x` in the library of `codes`, and on its device where `x` is one number."""
     if isinstance(x, bool):
         raise ArgumentTypeError(explain(parameter, x, "a number or a tensor"))
-    if isinstance(x, (int, float)):
+    if is_number(x):
         x = np.asarray(float_of(x, parameter), dtype=np.float64)
         if _tensors.is_torch(codes):
             import torch
 
             x = torch.from_numpy(x)
     _tensors.check_array(x, parameter)
+    _tensors.check_elements(x, parameter)
     if _tensors.is_torch(x) != _tensors.is_torch(codes):
         raise ArgumentTypeError(explain(parameter, type(x).__name__, f"{type(codes).__name__} like codes"))
     if _tensors.is_torch(x):
@@ -357,12 +364,26 @@ def _beside(x: Any, codes: Array, parameter: str) -> Array:
     return x
 
 
+def is_number(x: object) -> bool:
+    """Returns whether `x` is a real number of Python or NumPy, and no bool."""
+    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+
+
 def float_of(number: float, parameter: str) -> float:
     """Returns a number as float; integers may be too large for one."""
     try:
         return float(number)
     except OverflowError:
         raise ArgumentError(explain(parameter, f"a number of {len(str(number))} digits", "a finite number")) from None
+
+
+def check_global_scale(number: float) -> float:
+    """Returns a number that float32 holds, rounded; refuses what it would make zero or infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(number)
+    if math.isfinite(number) and (not np.isfinite(single) or (single == 0) != (number == 0)):
+        raise ArgumentError(explain("global_scale", f"{number!r}", "0, or a number from 1.4e-45 to 3.4e38 (float32)"))
+    return number
 
 
 def _expand(x: Array, n: int, groups: int, parameter: str) -> Array:
@@ -424,7 +445,7 @@ def _convert_zero(zero: Array, types: TypeConfig) -> Array:
         return _tensors.convert(zero, types.element_zero, "zero")
     element = _tensors.element_of(zero)
     top = 1 << types.bits
-    if element == "bool" or "complex" in element:
+    if element != "float64" and element not in _tensors.FLOATS and not re.fullmatch(r"u?int(8|16|32|64)", element):
         raise ArgumentTypeError(explain("zero", f"dtype {element}", "integers, or floats with integral values"))
     single = zero.float() if _tensors.is_torch(zero) else zero.astype(np.float32)
     bad = ~((single >= 0) & (single <= top) & (single == _tensors.library(zero).floor(single)))
@@ -484,12 +505,13 @@ def check_inputs(
             raise ArgumentError(explain("bias", f"shape {tuple(bias.shape)}", f"({n},)", (n,)))
         bias = _tensors.convert(bias, "float32", "bias")
     if global_scale is not None:
-        is_number = isinstance(global_scale, (int, float))
+        rounds = is_number(global_scale)
         global_scale = _beside(global_scale, codes, "global_scale")
         if math.prod(global_scale.shape) != 1:
             raise ArgumentError(explain("global_scale", f"shape {tuple(global_scale.shape)}", "one element", (1,)))
-        if is_number:
+        if rounds:
             # A Python float has no float32 to be told by: round it.
+            check_global_scale(float(global_scale))
             global_scale = global_scale.float() if _tensors.is_torch(global_scale) else global_scale.astype(np.float32)
         global_scale = _tensors.convert(global_scale, "float32", "global_scale").reshape(1)
     return _Inputs(types=types, scale=scale, zero=zero, bias=bias, global_scale=global_scale)

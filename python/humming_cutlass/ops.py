@@ -135,6 +135,8 @@ def _check(a: Array, weight: PackedWeight, out: Array | None) -> None:
     _tensors.check_array(a, "a")
     types = weight.types
     check_activations(a, weight.data, types, weight.k)
+    if _tensors.device_of(a) == "meta":
+        raise ArgumentError(explain("a", "device meta, where tensors have no elements", "cpu or cuda", "cpu"))
     if out is None:
         return
     shape = (*a.shape[:-1], weight.n)
@@ -550,7 +552,7 @@ def choose(weight: PackedWeight, m: int, *, aligned: bool = True, batch_invarian
     key = (_INVARIANT, "choice") if batch_invariant else ("choice", m, aligned)
     choice: planner.Choice | None = weight.plans.get(key)
     if choice is None:
-        index = weight.data.device.index
+        index = _device_index(weight)
         # Rows of dense activations are aligned for every m or, but for a single row, for none: k decides for all.
         mainloops = _mainloops(weight, aligned=weight.k * 2 % 16 == 0 if batch_invariant else aligned)
         problem = (weight.types, m, weight.n, weight.k)
@@ -575,11 +577,16 @@ def kernels(weight: PackedWeight, *, batch_invariant: bool = False) -> list[Gemm
     _check_packed(weight)
     if batch_invariant:
         return [choose(weight, 1, batch_invariant=True).config]
-    device = planner_device(weight.data.device.index)
+    device = planner_device(_device_index(weight))
     return planner.schedules(weight.types, device, mainloops=_mainloops(weight, aligned=True))
 
 
 @functools.cache
+def _device_index(weight: PackedWeight) -> Any:
+    """Returns the CUDA device of a weight; None on the CPU."""
+    return weight.data.device.index if _tensors.is_torch(weight.data) else None
+
+
 def planner_device(index: int) -> planner.Device:
     """Returns what the planner must know of CUDA device `index`; read once per process.
 
@@ -590,6 +597,8 @@ def planner_device(index: int) -> planner.Device:
     if index is None:
         raise ArgumentError(explain("device", "cpu", "a CUDA device, whose kernels these are"))
     index = integer(index, "index", "the index of a CUDA device")
+    if not 0 <= index < 1 << 31:
+        raise ArgumentError(explain("index", index, "the index of a CUDA device", 0))
     from humming_cutlass import _C
 
     return planner.Device.from_properties(dict[str, Any](_C.device_properties(index)))

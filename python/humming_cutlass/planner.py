@@ -312,7 +312,14 @@ def _splits(config: GemmConfig, m: int, n: int, k: int, device: Device) -> Itera
 
 
 def _ctas_per_sm(config: GemmConfig) -> int:
-    return _SM80_CTAS[config.schedule.tile_shape[0]] if config.schedule.mainloop == support.SM80 else 1
+    if config.schedule.mainloop != support.SM80:
+        return 1
+    return int(_of_tokens(_SM80_CTAS, config.schedule.tile_shape[0]))
+
+
+def _of_tokens(table: Mapping[int, float], tile_m: int) -> float:
+    """Returns the entry of the largest tile that is not larger than `tile_m`, or of the smallest."""
+    return table[max((tokens for tokens in table if tokens <= tile_m), default=min(table))]
 
 
 def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> float:
@@ -359,7 +366,8 @@ def _column_nanoseconds(config: GemmConfig, share: float = 1.0) -> float:
     """
     tile_m, tile_n, _ = config.schedule.tile_shape
     copy = tile_n * config.types.bits / 8 / (share * _WEIGHT_BYTES) + tile_m * 2 / _ACTIVATION_BYTES
-    efficiency = (_SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY)[tile_m]
+    table = _SM80_EFFICIENCY if config.schedule.mainloop == support.SM80 else _EFFICIENCY
+    efficiency = _of_tokens(table, tile_m)
     if config.schedule.mainloop == support.SM80:
         return max(copy, 2 * tile_m * tile_n / (_FLOPS * efficiency), tile_n / _DEQUANTIZED_WEIGHTS[2])
     multiply = 2 * tile_m * tile_n / (_FLOPS * efficiency)

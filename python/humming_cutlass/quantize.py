@@ -56,6 +56,7 @@ def _float32(x: Array) -> Array:
 
 def _check_weight(weight: Array) -> None:
     _tensors.check_array(weight, "weight")
+    _tensors.check_elements(weight, "weight")
     if weight.ndim != 2 or 0 in weight.shape:
         raise ArgumentError(explain("weight", f"shape {tuple(weight.shape)}", "(n, k) with n, k >= 1"))
     element = _tensors.element_of(weight)
@@ -164,6 +165,8 @@ def quantize(
     n, k = (int(x) for x in weight.shape)
     if isinstance(config, TypeConfig):
         types = config
+        if strategy == "channel" and check_group_size(types.group_size, k) != -1:
+            raise ArgumentError(explain("group_size", types.group_size, "-1 with strategy 'channel'", -1))
     else:
         words = WeightConfig.from_any(config)
         own = _tensors.element_of(weight)

@@ -15,7 +15,7 @@ import numpy as np
 
 from humming_cutlass import dtypes
 from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
-from humming_cutlass.errors import explain
+from humming_cutlass.errors import ArgumentTypeError, explain
 
 __all__ = [
     "ACTIVATION_TYPES",
@@ -38,10 +38,10 @@ __all__ = [
     "streams",
 ]
 
-ACTIVATION_TYPES = ("float16", "bfloat16")
-OUTPUT_TYPES = ("float16", "bfloat16", "float32")
-SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3", "float8_e5m2", "float8_e8m0")
-ZERO_TYPES = ("none", "integer", "float16", "bfloat16", "float32")
+ACTIVATION_TYPES = dtypes.ACTIVATION_TYPES
+OUTPUT_TYPES = dtypes.OUTPUT_TYPES
+SCALE_TYPES = dtypes.SCALE_TYPES
+ZERO_TYPES = ("none", "integer", *dtypes.OUTPUT_TYPES)
 SM80 = "sm80_cpasync_multistage"
 SM90 = "sm90_tma_gmma_rs_warpspecialized"
 SM90_DECODE = "sm90_bulk_multistage"
@@ -84,7 +84,12 @@ def check_arch(arch: str, parameter: str = "arch") -> str | None:
     Args:
         arch: target as nvcc spells it, e.g. `sm_90a`.
         parameter: the name of `arch` for the user.
+
+    Raises:
+        ArgumentTypeError: `arch` is no str.
     """
+    if not isinstance(arch, str):
+        raise ArgumentTypeError(explain(parameter, type(arch).__name__, "a str, e.g. 'sm_90a'"))
     if arch in ARCHS:
         return None
     usable = [known for known in ARCHS if compute_capability(known) >= 80]
@@ -124,7 +129,13 @@ def check_types(types: TypeConfig, arch: str = "sm_80") -> str | None:
     """Returns why no kernel can compute `types` on `arch`, or None.
 
     The sentence names the field, what it is, what is allowed and the nearest supported choice.
+
+    Raises:
+        ArgumentTypeError: `types` is no `TypeConfig`, or `arch` no str.
     """
+    for parameter, value, kind in (("types", types, TypeConfig), ("arch", arch, str)):
+        if not isinstance(value, kind):
+            raise ArgumentTypeError(explain(parameter, type(value).__name__, f"a {kind.__name__}"))
     capability = compute_capability(arch)
     if types.element_a not in ACTIVATION_TYPES:
         return explain("element_a", types.element_a, ", ".join(ACTIVATION_TYPES), "float16")
@@ -292,7 +303,13 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def check(config: GemmConfig) -> str | None:
-    """Returns why `config` is not legal, or None."""
+    """Returns why `config` is not legal, or None.
+
+    Raises:
+        ArgumentTypeError: `config` is no `GemmConfig`.
+    """
+    if not isinstance(config, GemmConfig):
+        raise ArgumentTypeError(explain("config", type(config).__name__, "a GemmConfig"))
     if (reason := check_types(config.types, config.arch)) is not None:
         return reason
     schedule = config.schedule

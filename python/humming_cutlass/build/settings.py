@@ -22,7 +22,7 @@ ENVIRONMENT: dict[str, str] = {
     "HUMMING_CUTLASS_TUNING_FILE": "where `tune` stores choices and calls find them; default "
     "`$XDG_CONFIG_HOME/humming_cutlass/tuning.json`, `~/.config/humming_cutlass/tuning.json`; `/dev/null`: none",
     "HUMMING_CUTLASS_PDL": "1: programmatic dependent launch on Hopper; only where no kernel before a call in its "
-    "stream writes the weight, see docs/environment.md; default: off",
+    "stream writes the weight; default: off",
     "HUMMING_CUTLASS_EXAMPLE_55": "for `bench`: the library that `bench/contenders/build.sh` makes of a CUTLASS peer; "
     "default: that peer is left out",
     "CUDACXX": "the CUDA compiler; nothing else is searched",
