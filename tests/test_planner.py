@@ -311,7 +311,7 @@ def test_any_legal_tile_has_a_time() -> None:
 
 
 def test_the_power_limit_only_adds_time() -> None:
-    """From 512 tokens on: more than at full clock, more for small tiles, and never less than the larger of two limits."""
+    """From 512 tokens on: more than at full clock, most for the smaller tiles."""
     types = TypeConfig(element_a="bfloat16", element_b="int4", element_d="bfloat16", element_scale="bfloat16")
     found = [c for c in planner.candidates(types, 512, 8192, 8192, H200) if c.split_k == 1]
     by_tile = {}
