@@ -75,11 +75,18 @@ def test_many_atom_rows() -> None:
             problem.check(ops.gemm(problem.a, problem.packed, config=config))
 
 
-@pytest.mark.parametrize("atoms", [84, 108, 126, 240])
-@pytest.mark.parametrize("m", [5, 7, 8])
-@pytest.mark.parametrize("zero_point", [None, "integer", "floating"])
-@pytest.mark.parametrize("group_size", [-1, 96, 128])
-def test_slices_in_two_halves(group_size: int, zero_point: str | None, m: int, atoms: int) -> None:
+@pytest.mark.parametrize(
+    ("atoms", "m", "group_size", "zero_point"),
+    [
+        (84, 7, 128, None),
+        (108, 5, 128, None),  # slabs that begin inside a group by turns
+        (108, 8, 128, "integer"),
+        (108, 8, 96, "floating"),
+        (126, 8, -1, "integer"),
+        (240, 8, 128, None),  # two slices a warp
+    ],
+)
+def test_slices_in_two_halves(atoms: int, m: int, group_size: int, zero_point: str | None) -> None:
     """CTAs of so many atom rows that slabs are wider than what a warp can hold of A for eight tokens."""
     types = _types(group_size, zero_point)
     (config,) = _kernels(types)
@@ -88,9 +95,7 @@ def test_slices_in_two_halves(group_size: int, zero_point: str | None, m: int, a
     _check_many_rows(config, m, atoms * 64)
 
 
-@pytest.mark.parametrize("m", [5, 6, 8])
-@pytest.mark.parametrize("atoms", [70, 96])
-@pytest.mark.parametrize("group_size", [-1, 128])
+@pytest.mark.parametrize(("group_size", "atoms", "m"), [(-1, 96, 6), (128, 70, 8)])
 def test_slices_in_two_halves_of_wide_weights(group_size: int, atoms: int, m: int) -> None:
     """The same where the rings leave room for slabs of six atoms at most."""
     types = testing.make_types("int5", k=4608, element_a="float16", group_size=group_size)

@@ -19,7 +19,8 @@ struct ClusterSplitK {
   static constexpr int BufferBytes = Chunks * ChunkFragments * Threads * 16;
   static constexpr int MaxShare = (Chunks + 1) / 2;  ///< chunks of a CTA in a cluster of two
   static constexpr int ShareFragments = MaxShare * ChunkFragments;
-  static constexpr int Ahead = MaxShare < 2 ? MaxShare : 2;  ///< chunks of the other CTA that are under way
+  /// Chunks of the other CTA that are under way: one where accumulators leave few registers.
+  static constexpr int Ahead = MaxShare == 1 || MaxShare > 4 ? 1 : 2;
 
   bool pending = false;  ///< whether the other CTA's sums have to be added
   bool second = false;   ///< of the two: its chunks are the odd ones
