@@ -142,7 +142,7 @@ _DECODE_NS = 3400.0
 """A launch, filling the rings, and the sums at the end, of the kernel for few tokens."""
 _DECODE_WEIGHTS = 100.0
 """Weights an SM dequantizes and multiplies per nanosecond there."""
-_DECODE_ACTIVATION_BYTES = 85.0
+_DECODE_ACTIVATION_BYTES = 110.0
 """Bytes of A an SM receives per nanosecond there."""
 _DECODE_RELOAD_NS = 1800.0
 """What it takes the warps to take a slice of A again, for another block of atom rows."""
