@@ -249,9 +249,10 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.k = weight_.k;
   arguments.groups = weight_.groups;
   arguments.split_k = split_k;
-  arguments.shares = streams ? deal(tiles * k_tiles, grid) : deal(k_tiles, split_k);
   arguments.slab_atoms = 0;
-  if (traits.slab_atoms > 0) {
+  if (traits.slab_atoms == 0) {
+    arguments.shares = streams ? deal(tiles * k_tiles, grid) : deal(k_tiles, split_k);
+  } else {
     int64_t const atom_rows = ceil_div(weight_.n, kAtomRows);
     arguments.shares = deal(atom_rows, grid);
     auto const most = int32_t(ceil_div(atom_rows, grid));

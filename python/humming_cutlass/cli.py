@@ -39,6 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_OUT_OF_MEMORY = re.compile("out of memory|allocate memory|[Ss]torage size calculation overflowed")
+"""What torch says when a tensor is too large."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -62,10 +65,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(f"MemoryError: {explain('memory', str(error).splitlines()[0], sizes)}", file=sys.stderr)
         return 2
     return 0
-
-
-_OUT_OF_MEMORY = re.compile("out of memory|allocate memory|[Ss]torage size calculation overflowed")
-"""What torch says when a tensor is too large."""
 
 
 def _require(ok: bool) -> None:

@@ -145,17 +145,12 @@ class DataType:
             magnitude = np.where(top, np.where(mantissa == 0, np.inf, np.nan), magnitude)
         return np.asarray(sign * magnitude, dtype=np.float64)
 
-    @functools.cached_property
-    def _read_only_values(self) -> npt.NDArray[np.float64]:
-        values: npt.NDArray[np.float64] = self._values.view()
-        values.flags.writeable = False
-        return values
-
     def values(self) -> npt.NDArray[np.float64]:
         """Returns the value of every code, shape (2**bits,), float64, read-only; only for types of up to 16 bits."""
         if self.bits > 16:
             raise UnsupportedError(explain("dtype", self.name, "a type of at most 16 bits"))
-        return self._read_only_values
+        self._values.flags.writeable = False  # it is shared by all callers
+        return self._values
 
     @property
     def max(self) -> float:

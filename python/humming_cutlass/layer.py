@@ -283,8 +283,9 @@ class HummingLayer(torch.nn.Module):
         if global_scale is not None and not isinstance(global_scale, torch.Tensor):
             if not layout.is_number(global_scale):
                 raise ArgumentTypeError(explain("global_scale", type(global_scale).__name__, "a number or a tensor"))
-            global_scale = layout.check_global_scale(layout.float_of(global_scale, "global_scale"))
-            global_scale = torch.tensor([global_scale], dtype=torch.float32, device="cpu")
+            number = layout.float_of(global_scale, "global_scale")
+            layout.check_global_scale(number)
+            global_scale = torch.tensor([number], dtype=torch.float32, device="cpu")
         elif global_scale is not None:
             self._check_tensor("global_scale", global_scale, None)
         given = {"codes": codes, "scale": scale, "zero": zero, "bias": bias, "global_scale": global_scale}

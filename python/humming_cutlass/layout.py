@@ -377,13 +377,12 @@ def float_of(number: float, parameter: str) -> float:
         raise ArgumentError(explain(parameter, f"a number of {len(str(number))} digits", "a finite number")) from None
 
 
-def check_global_scale(number: float) -> float:
-    """Returns a number that float32 holds, rounded; refuses what it would make zero or infinite."""
+def check_global_scale(number: float) -> None:
+    """Raises ArgumentError where float32 would make a finite number infinite, or another than 0 zero."""
     with np.errstate(over="ignore", under="ignore"):
         single = np.float32(number)
     if math.isfinite(number) and (not np.isfinite(single) or (single == 0) != (number == 0)):
         raise ArgumentError(explain("global_scale", f"{number!r}", "0, or a number from 1.4e-45 to 3.4e38 (float32)"))
-    return number
 
 
 def _expand(x: Array, n: int, groups: int, parameter: str) -> Array:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Collection, Iterable, Mapping
 
 from humming_cutlass import support
-from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
@@ -26,13 +25,12 @@ _MOST = 2**31 - 1
 
 def _extent(parameter: str, value: object, least: int) -> int:
     """Returns an integer, NumPy's too, as Python's, which do not overflow; refuses others and what is below `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentTypeError(explain(parameter, f"{value!r} ({type(value).__name__})", "an int"))
-    if operator.index(value) < least:
+    number = integer(value, parameter, "an int")
+    if number < least:
         raise ArgumentError(explain(parameter, value, f"at least {least}", least))
-    if operator.index(value) > _MOST:
+    if number > _MOST:
         raise ArgumentError(explain(parameter, value, f"at most {_MOST}", _MOST))
-    return operator.index(value)
+    return number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
