@@ -126,7 +126,8 @@ class Arguments(ctypes.Structure):
         ("counter", ctypes.c_uint64),
         ("stride_a", ctypes.c_int64),
         ("stride_d", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k", "share", "more", "slab_atoms")),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k")),
+        *((name, ctypes.c_int32) for name in ("share", "more", "slab_atoms", "box_bytes_a")),
     )
 
 
@@ -178,7 +179,7 @@ def map_back(back: int) -> Map:
 
 def cubin(**changes) -> str:
     traits = {
-        "version": 4,
+        "version": 5,
         "threads": 128,
         "smem_bytes": 1024,
         "tile_m": 16,
@@ -259,7 +260,7 @@ def loading():
     assert fake.fake_stack() == 0, "the context stack must be as before"
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
-    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 4")
+    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 5")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8, max_m=33).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
@@ -494,13 +495,16 @@ def tensor_maps_of_slabs():
     count = fake.fake_maps()
     few.run(a_of(2), d_of(2), 0)
     assert fake.fake_maps() == count
+    assert last_launch().arguments.box_bytes_a == 0, "threads read A"
     b, scale = FakeTensor((3, 90, 128), INT32), FakeTensor((3, 1, 16), FLOAT16)
     many = plan(traits, k=90 * 64, groups=1, b=b, scale=scale)
 
     def box_of(m, **words):
         before = fake.fake_maps()
         many.run(FakeTensor((m, 90 * 64), FLOAT16, **words), d_of(m), 0)
-        return fake.fake_maps() - before, last_map().box2
+        made = fake.fake_maps() - before
+        assert last_launch().arguments.box_bytes_a == (last_map().box2 * m * 128 if made else 0)
+        return made, last_map().box2
 
     a = FakeTensor((3, 90 * 64), FLOAT16, strides=(6000, 1))
     many.run(a, d_of(3), 0)

@@ -29,7 +29,7 @@ file(WRITE "${{CMAKE_BINARY_DIR}}/cubins.txt" "${{cubins}}\\n${{kernels_CUBINS}}
 _PROGRAM = """
 #include <humming_cutlass/device/arguments.hpp>
 
-int main() { return humming_cutlass::kKernelTraitsVersion == 4 ? 0 : 1; }
+int main() { return humming_cutlass::kKernelTraitsVersion == 5 ? 0 : 1; }
 """
 
 _KERNEL = """

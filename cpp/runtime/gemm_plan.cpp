@@ -250,6 +250,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.groups = weight_.groups;
   arguments.split_k = split_k;
   arguments.slab_atoms = 0;
+  arguments.box_bytes_a = 0;
   if (traits.slab_atoms == 0) {
     arguments.shares = streams ? deal(tiles * k_tiles, grid) : deal(k_tiles, split_k);
   } else {
@@ -281,6 +282,7 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     auto const address = reinterpret_cast<uint64_t>(a.data);
     if (traits.slab_atoms == 0 || decode_maps_a(address, a.stride * bytes_of(element_a_), int32_t(m), weight_.k)) {
       EncodedA const& encoded = maps_of_a(a, traits, arguments.slab_atoms);
+      arguments.box_bytes_a = int32_t(m * encoded.box_atoms * kBoxBytes);
       maps.a = encoded.map;
       maps.a_rest = encoded.rest;
     }

@@ -66,8 +66,8 @@ struct MmaSm90BulkMultistage {
 
   static constexpr int StageCount = Config::StageCount;
   static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
-  /// Warps whose first slab is requested before A: what memory keeps in flight. More would delay A, less the weight.
-  static constexpr int EarlyWarps = 4;
+  /// Warps that ask for their first slab before A; the others ask for A first. Measured with 0, 4, 12 and all.
+  static constexpr int EarlyWarps = 16;
   /// Whether a slice of A can be larger than what a warp holds of it.
   static constexpr bool TakesHalves = AtomColumns * TileShape::M > decode_blocks_a(AtomColumns, MaxAtoms);
   static constexpr int BytesA = decode_blocks_a(AtomColumns, MaxAtoms) * 128;
@@ -93,7 +93,7 @@ struct MmaSm90BulkMultistage {
   struct SharedStorage {
     alignas(1024) uint8_t a[Warps][BytesA];
     uint8_t rings[Warps][RingBytes];
-    float4 sums[RowBlock * Warps * 32];    // (atom rows, k slices, lanes)
+    float4 sums[Warps][RowBlock * 32];     // (k slices, atom rows x lanes)
     uint64_t full[Warps][StageCount + 1];  // of the stages, and of A
   };
 
@@ -155,44 +155,103 @@ struct MmaSm90BulkMultistage {
 
   __device__ int32_t atoms_k() const { return (args.k + 63) / 64; }
 
-  /// Makes the ring ready: no warp but this one touches it.
-  __device__ void initialize() {
+  /// Makes the ring ready, which no warp but this one touches, and fills it with the slabs from `at` on; starts the copy
+  /// of the slice of A that meets the first. Returns the slab after those.
+  ///
+  /// Instructions come from memory in a kernel's first microsecond, so the first copies stand in one piece of code. Once
+  /// rings are full whatever is asked for comes microseconds later: factors, which are few bytes, come before B of other
+  /// slabs than the first.
+  __device__ Sequence start(Sequence at) {
+    if (is_short(at)) {
+      clear_ring();
+    }
     if (lane == 0) {
       for (int s = 0; s <= StageCount; ++s) {
         FullBarrier::init(full + s, 1);
       }
       cutlass::arch::fence_barrier_init();
-    }
-    if (atoms_k() % AtomColumns != 0) {
-      // The last slab of a row is short. Where it ends, the bits of another slab, or these zeros, meet zeros of A: they
-      // must be finite weights.
-      for (int i = lane; i < RingBytes / 16; i += 32) {
-        reinterpret_cast<uint4*>(ring)[i] = make_uint4(0, 0, 0, 0);
+      if (at.first_column < EarlyWarps) {
+        load_b(0, at);
+        first_a(at);
+      } else {
+        first_a(at);
+        load_b(0, at);
       }
-      cutlass::arch::fence_view_async_shared();
     }
+    __syncwarp();
+    arch::wait_on_dependent_grids();
+    Sequence of_factors = at;
+#pragma unroll
+    for (int s = 0; s < StageCount; ++s) {
+      load_factors(s, of_factors);
+      of_factors.advance();
+    }
+    at.advance();
+#pragma unroll
+    for (int s = 1; s < StageCount; ++s) {
+      if (lane == 0) {
+        load_b(s, at);
+      }
+      at.advance();
+    }
+    return at;
+  }
+
+  /// Starts the copy of the first slice of A. B, a constant, need not wait for the kernels that this one depends on.
+  __device__ void first_a(Sequence const& at) const {
+    arch::wait_on_dependent_grids();
+    if (maps_a() && at.exists()) {
+      start_a(at.column * AtomColumns);
+    }
+  }
+
+  /// Whether the last slab of a row is short, and this warp's, whose slabs begin with `first`.
+  __device__ bool is_short(Sequence const& first) const {
+    return atoms_k() % AtomColumns != 0 && atoms_k() / AtomColumns % Warps == first.first_column;
+  }
+
+  /// Where a short slab ends, the bits of another slab, or these zeros, meet zeros of A: they must be finite weights.
+  __device__ void clear_ring() const {
+#pragma unroll 1
+    for (int i = lane; i < RingBytes / 16; i += 32) {
+      reinterpret_cast<uint4*>(ring)[i] = make_uint4(0, 0, 0, 0);
+    }
+    cutlass::arch::fence_view_async_shared();
     __syncwarp();
   }
 
-  /// Issues the copies of slab `at` into `stage`: B by one bulk copy, scales and zero points by cp.async.
+  /// Issues the copies of slab `at` into `stage`.
   __device__ void load(int stage, Sequence const& at) const {
-    if (at.valid()) {
-      uint8_t* const target = ring + stage * StageBytes;
-      if (lane == 0) {
-        int32_t const atom = at.column * AtomColumns;
-        uint32_t const bytes = min(AtomColumns, atoms_k() - atom) * BytesAtom;
-        auto const* const b = static_cast<uint8_t const*>(args.ptr_b);
-        FullBarrier::arrive_and_expect_tx(full + stage, bytes);
-        arch::bulk_copy_evict_first(b + (int64_t(at.row) * atoms_k() + atom) * BytesAtom, target, full + stage, bytes);
-      }
-      if constexpr (Grouped) {
-        load_groups<Groups::TileGroups, BytesGroupScale>(at, args.ptr_scale, target + OffsetScale);
-      }
-      if constexpr (HasZero) {
-        load_groups<ZeroGroups, BytesGroupZero>(at, args.ptr_zero, target + OffsetZero);
-      }
+    if (lane == 0) {
+      load_b(stage, at);
     }
+    load_factors(stage, at);
+  }
+
+  /// Copies B, of slab `at`; called by one lane.
+  __device__ void load_b(int stage, Sequence const& at) const {
+    if (at.valid()) {
+      int32_t const atom = at.column * AtomColumns;
+      uint32_t const bytes = min(AtomColumns, atoms_k() - atom) * BytesAtom;
+      auto const* const b = static_cast<uint8_t const*>(args.ptr_b);
+      FullBarrier::arrive_and_expect_tx(full + stage, bytes);
+      arch::bulk_copy_evict_first(b + (int64_t(at.row) * atoms_k() + atom) * BytesAtom, ring + stage * StageBytes,
+                                  full + stage, bytes);
+    }
+  }
+
+  /// Copies scales and zero points by cp.async.
+  __device__ void load_factors(int stage, Sequence const& at) const {
     if constexpr (Grouped || HasZero) {
+      if (at.valid()) {
+        uint8_t* const target = ring + stage * StageBytes;
+        if constexpr (Grouped) {
+          load_groups<Groups::TileGroups, BytesGroupScale>(at, args.ptr_scale, target + OffsetScale);
+        }
+        if constexpr (HasZero) {
+          load_groups<ZeroGroups, BytesGroupZero>(at, args.ptr_zero, target + OffsetZero);
+        }
+      }
       cute::cp_async_fence();
     }
   }
@@ -222,27 +281,13 @@ struct MmaSm90BulkMultistage {
 
   using Fragment = uint32_t[AtomColumns][2][4];  // (atoms, k32 halves, registers of two k16 steps)
 
-  __device__ bool maps_a() const {
-    return decode_maps_a(reinterpret_cast<uint64_t>(args.ptr_a), args.stride_a * 2, args.m, args.k);
-  }
+  __device__ bool maps_a() const { return args.box_bytes_a != 0; }
 
-  /// Starts the copy of A from atom `atom` on, as many as a box has, where `maps_a`.
+  /// Starts the copy of A from atom `atom` on, as many as a box has, where `maps_a`; called by one lane.
   __device__ void start_a(int32_t atom) const {
-    if (lane == 0) {
-      constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-      uint32_t const bytes = args.m * decode_box_atoms(args.m, AtomColumns, MaxAtoms) * 128;
-      FullBarrier::arrive_and_expect_tx(full + StageCount, bytes);
-      cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, atom);
-    }
-  }
-
-  /// Starts the first copy of A. Some warps do so after their first copy of B, which, since B is a constant, need not wait
-  /// for the kernels that this one depends on; the others before it, behind which A would wait.
-  __device__ void first_a(int32_t column) const {
-    arch::wait_on_dependent_grids();
-    if (column * WarpK < args.k && maps_a()) {
-      start_a(column * AtomColumns);
-    }
+    constexpr auto Keep = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    FullBarrier::arrive_and_expect_tx(full + StageCount, args.box_bytes_a);
+    cute::SM90_TMA_LOAD_3D::copy(&map_a, full + StageCount, Keep, slice, 0, 0, atom);
   }
 
   /// Bytes from the slice's begin to chunk `chunk`, of eight columns, of row `row` (row + m * atom), as TMA swizzles them.
@@ -287,7 +332,9 @@ struct MmaSm90BulkMultistage {
     if (maps_a() && atom >= 0) {
       cutlass::arch::fence_view_async_shared();  // loads that are under way come before the copy
       __syncwarp();
-      start_a(atom);
+      if (lane == 0) {
+        start_a(atom);
+      }
     } else {
       __syncwarp();
     }
@@ -456,18 +503,7 @@ struct MmaSm90BulkMultistage {
     Sums sums;
     int stage = 0;
     bool fresh = true;  // the column is another than that whose slice of A is in tCrA
-    int const early = now.first_column < EarlyWarps ? 1 : 0;
-    if (early > 0) {
-      load(0, now);
-      first_a(now.column);
-    }
-    Sequence ahead = now;
-    for (int s = 0; s < StageCount; ++s) {
-      if (s >= early) {
-        load(s, ahead);
-      }
-      ahead.advance();
-    }
+    Sequence ahead = start(now);
 #pragma unroll 1
     while (now.block < now.row_end) {
       Sequence const at = now;
@@ -479,16 +515,16 @@ struct MmaSm90BulkMultistage {
         fresh = now.column != at.column;
         multiply(stage, at.column, tCrA, sums);
         __syncwarp();  // the stage has been read by every lane
-        Sequence next = now;
-        for (int s = 1; s < StageCount; ++s) {
-          next.advance();
-        }
-        load(stage, next);
+        load(stage, ahead);
+        ahead.advance();
         keep(at.row - at.block, at.column < Warps, sums.total);
         if (++stage == StageCount) {
           stage = 0;
           phases ^= 1;
         }
+      } else {  // k has fewer slabs than there are warps
+        clear(sums.total);
+        keep(at.row - at.block, true, sums.total);
       }
       if (now.block != at.block) {
         finish(at.block, now.block);

@@ -48,6 +48,7 @@ struct GemmArguments {
   Shares shares;
   /// decode_slab_atoms(m, k, the most atom rows of a CTA, KernelTraits::slab_atoms), where that is not 0.
   int32_t slab_atoms;
+  int32_t box_bytes_a;  ///< of a box of TensorMaps::a with `slab_atoms`; 0 without such a map
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
@@ -133,6 +134,6 @@ struct PackArguments {
   int64_t k;
 };
 
-inline constexpr int32_t kKernelTraitsVersion = 4;
+inline constexpr int32_t kKernelTraitsVersion = 5;
 
 }  // namespace humming_cutlass

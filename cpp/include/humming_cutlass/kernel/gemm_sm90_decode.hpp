@@ -62,23 +62,20 @@ struct GemmSm90Decode {
     using Mainloop = Mainloop<SlabAtoms>;
     auto& shared = *reinterpret_cast<typename Mainloop::SharedStorage*>(smem);
     int const warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
-    int const lane = threadIdx.x % 32;
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // kept: it would be read again in every slab
     Mainloop mainloop(args, maps.a, shared, warp, lane);
-    mainloop.initialize();
-    if (warp >= Mainloop::EarlyWarps) {
-      mainloop.first_a(warp);
-    }
     int32_t const begin = args.shares.begin(int32_t(blockIdx.x));
     int32_t const end = args.shares.begin(int32_t(blockIdx.x) + 1);
     // Of a lane's 2 x 2 sums, those of tokens beyond m are not kept: fewer tokens, more atom rows at a time.
     int const quad_shift = args.m > 4 ? 2 : args.m > 2 ? 1 : 0;
-    int const slice_shift = quad_shift + 3;
-    int const slice = 1 << slice_shift;  // sums (atom rows, k slices, 8 rows, quads of tokens)
+    int const tile_shift = quad_shift + 3;  // of the sums of an atom row (8 rows, quads of tokens)
     typename Mainloop::Sequence const sequence(begin, end, args.k, warp, Mainloop::RowBlock * 4 >> quad_shift);
+    float4* const own = shared.sums[warp];  // (atom rows, 8 rows, quads of tokens)
 
     auto const keep = [&](int row, bool first, typename Mainloop::Accumulator const& sums) {
       if (lane % 4 >> quad_shift == 0) {
-        float4* const target = shared.sums + (row * Warps + warp) * slice + (lane / 4 << quad_shift) + lane % 4;
+        float4* const target = own + (row << tile_shift) + (lane / 4 << quad_shift) + lane % 4;
         float4 x = make_float4(sums[0], sums[1], sums[2], sums[3]);
         if (!first) {
           float4 const y = *target;
@@ -87,15 +84,12 @@ struct GemmSm90Decode {
         *target = x;
       }
     };
-    // A warp whose columns lie beyond k has left nothing.
-    int const slices = min(Warps, (args.k + Mainloop::WarpK - 1) / Mainloop::WarpK);
     auto const finish = [&](int32_t block, int32_t block_end) {
       __syncthreads();
-      for (int i = threadIdx.x; i < (block_end - block) * slice * 4; i += Threads) {
-        int const row = i >> (slice_shift + 2);
-        int const place = i & (slice * 4 - 1);
-        store<Mainloop>(args, block + row, place, quad_shift, slices, slice * 4,
-                        reinterpret_cast<float const*>(shared.sums) + row * Warps * slice * 4 + place);
+      for (int i = threadIdx.x; i < (block_end - block) << (tile_shift + 2); i += Threads) {
+        int const row = i >> (tile_shift + 2);
+        store<Mainloop>(args, block + row, i - (row << (tile_shift + 2)), quad_shift,
+                        reinterpret_cast<float const*>(shared.sums) + i);
       }
       if (block_end < end) {
         __syncthreads();  // the sums may be written again
@@ -104,25 +98,25 @@ struct GemmSm90Decode {
     mainloop(sequence, keep, finish);
   }
 
-  /// Adds the `slices` partial sums of an element of D in the order of k, `stride` floats apart, and stores it.
+  /// Adds the partial sums of an element of D, of which `sums` is the first, in the order of k, and stores it.
   ///
   /// `place` counts the 8 rows of an MMA tile, quads of tokens, and the lane's 2 rows x 2 tokens.
   template <class Mainloop>
-  __device__ static void store(GemmArguments const& args, int32_t atom_row, int place, int quad_shift, int slices,
-                               int stride, float const* sums) {
+  __device__ static void store(GemmArguments const& args, int32_t atom_row, int place, int quad_shift,
+                               float const* sums) {
     int const row = place >> (quad_shift + 2);
     int const quad = place >> 2 & ((1 << quad_shift) - 1);
     int const half = place >> 1 & 1;
     epilogue::RowFactors const factors =
         epilogue::row_factors<typename Mainloop::Scale, Mainloop::Grouped, Mainloop::Dequant::Exponent>(
-            args, atom_row * 16, row % 8 * 4);
+            args, atom_row * 16, row * 4);
     float x = 0.f;
 #pragma unroll
     for (int w = 0; w < Warps; ++w) {
-      x += w < slices ? sums[w * stride] : 0.f;
+      x += sums[w * Mainloop::RowBlock * 128];
     }
-    int32_t const token = row / 8 * 8 + quad * 2 + place % 2;
-    int32_t const n = atom_row * 16 + row % 8 + 8 * half;
+    int32_t const token = quad * 2 + place % 2;
+    int32_t const n = atom_row * 16 + row + 8 * half;
     if (token < args.m && n < args.n) {
       auto* const d = static_cast<typename Output::Storage*>(args.ptr_d);
       d[token * args.stride_d + n] = Output::round(half == 0 ? factors.apply(x, 0) : factors.apply(x, 1));

@@ -14,7 +14,7 @@ struct TileCoordinate {
 
 /// Coordinate of tile `index` of a grid of tiles_m x tiles_n.
 HUMMING_CUTLASS_HOST_DEVICE TileCoordinate raster(int32_t index, int32_t tiles_m, int32_t tiles_n) {
-  constexpr int32_t GroupM = 8;
+  constexpr int32_t GroupM = 4;  // a row of A is several times the bytes of a row of B: few of A, many of B
   // Division of unsigned integers takes fewer instructions.
   auto const group = int32_t(uint32_t(index) / uint32_t(GroupM * tiles_n));
   int32_t const first_m = group * GroupM;
