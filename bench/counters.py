@@ -117,7 +117,11 @@ def metrics(names: Sequence[str], units: Sequence[str], row: Sequence[str]) -> d
         for name, value in sorted(values.items(), key=lambda item: -item[1])
         if name.startswith(STALL) and name.endswith("_per_issue_active.ratio") and value >= 0.05
     }
-    tensor = {n: round(v, 1) for n, v in values.items() if "pipe_tensor" in n and "pct_of_peak_sustained_active" in n}
+    tensor = {
+        name: round(value, 1)
+        for name, value in values.items()
+        if "pipe_tensor" in name and name.endswith(".avg.pct_of_peak_sustained_active") and value > 0
+    }
     return {
         "us": values.get(TIME),
         "dram_gbps": round(values[DRAM_RATE], 1) if DRAM_RATE in values else None,

@@ -66,7 +66,7 @@ struct MmaSm90BulkMultistage {
 
   static constexpr int StageCount = Config::StageCount;
   static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
-  /// Warps that ask for their first slab before A; the others ask for A first. Measured with 0, 4, 12 and all.
+  /// Warps that ask for their first slab before A; the others ask for A first. Of 0, 4, 12 and all, all is the fastest.
   static constexpr int EarlyWarps = 16;
   /// Whether a slice of A can be larger than what a warp holds of it.
   static constexpr bool TakesHalves = AtomColumns * TileShape::M > decode_blocks_a(AtomColumns, MaxAtoms);
@@ -93,7 +93,7 @@ struct MmaSm90BulkMultistage {
   struct SharedStorage {
     alignas(1024) uint8_t a[Warps][BytesA];
     uint8_t rings[Warps][RingBytes];
-    float4 sums[Warps][RowBlock * 32];     // (k slices, atom rows x lanes)
+    float4 sums[Warps][RowBlock * 32];     // (k slices, atom rows x 8 rows x quads of tokens)
     uint64_t full[Warps][StageCount + 1];  // of the stages, and of A
   };
 
@@ -158,11 +158,11 @@ struct MmaSm90BulkMultistage {
   /// Makes the ring ready, which no warp but this one touches, and fills it with the slabs from `at` on; starts the copy
   /// of the slice of A that meets the first. Returns the slab after those.
   ///
-  /// Instructions come from memory in a kernel's first microsecond, so the first copies stand in one piece of code. Once
+  /// Instructions come from memory in a kernel's first microsecond, so as few as can be precede the first copies. Once
   /// rings are full whatever is asked for comes microseconds later: factors, which are few bytes, come before B of other
   /// slabs than the first.
   __device__ Sequence start(Sequence at) {
-    if (is_short(at)) {
+    if (owns_short_slab(at)) {
       clear_ring();
     }
     if (lane == 0) {
@@ -170,6 +170,7 @@ struct MmaSm90BulkMultistage {
         FullBarrier::init(full + s, 1);
       }
       cutlass::arch::fence_barrier_init();
+      // B is a constant: it need not wait for the kernels that this one depends on.
       if (at.first_column < EarlyWarps) {
         load_b(0, at);
         first_a(at);
@@ -197,16 +198,16 @@ struct MmaSm90BulkMultistage {
     return at;
   }
 
-  /// Starts the copy of the first slice of A. B, a constant, need not wait for the kernels that this one depends on.
+  /// Starts the copy of the first slice of A; called by one lane.
   __device__ void first_a(Sequence const& at) const {
     arch::wait_on_dependent_grids();
-    if (maps_a() && at.exists()) {
+    if (maps_a() && at.valid()) {
       start_a(at.column * AtomColumns);
     }
   }
 
-  /// Whether the last slab of a row is short, and this warp's, whose slabs begin with `first`.
-  __device__ bool is_short(Sequence const& first) const {
+  /// Whether the last slab of a row is short, and of the warp whose slabs begin with `first`.
+  __device__ bool owns_short_slab(Sequence const& first) const {
     return atoms_k() % AtomColumns != 0 && atoms_k() / AtomColumns % Warps == first.first_column;
   }
 
@@ -495,8 +496,8 @@ struct MmaSm90BulkMultistage {
     }
   }
 
-  /// Runs the slabs of this warp: `keep(row, first, sums)` takes the sums of an atom row, of the warp's first column or
-  /// to be added; `finish(begin, end)` follows each block of atom rows, and is called by every warp.
+  /// Runs the slabs of this warp: `keep(row, first, sums)` takes the sums of an atom row, of the warp's first column,
+  /// or zeros where it has none, or to be added; `finish(begin, end)` follows each block of atom rows, and is called by every warp.
   template <class Keep, class Finish>
   __device__ void operator()(Sequence now, Keep&& keep, Finish&& finish) {
     Fragment tCrA;
