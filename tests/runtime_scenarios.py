@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from humming_cutlass import _C, support
-from humming_cutlass.config import ScheduleConfig
+from humming_cutlass.config import MAX_EXTENT, ScheduleConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, LaunchError
 
 N, K, GROUPS = 48, 200, 4  # 3 atoms along n, 4 along k
@@ -557,7 +557,7 @@ def tensor_maps_of_the_weight():
 
 def extents_beyond_a_kernel():
     """Kernels round n and k up, and count an atom row's words, in 32 bits."""
-    most = (1 << 30) - (1 << 16)
+    most = MAX_EXTENT
     scale = FakeTensor((1, 1, 16), FLOAT16)
     for k in (most, most + 64):
         b = FakeTensor((1, k // 64, 32), INT32)  # one bit a weight; memory that is never touched

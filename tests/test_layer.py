@@ -218,7 +218,8 @@ def test_bad_inputs(x: Any, error: type[Exception], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words", "error", "message"),
     [
-        ((0, K), {}, ArgumentError, r"shape_n: got 0; allowed: an integer >= 1"),
+        ((0, K), {}, ArgumentError, r"shape_n: got 0; allowed: an integer from 1 to 1073676288; nearest supported: 1"),
+        ((16, 2**30), {}, ArgumentError, r"shape_k: got 1073741824; allowed: .*; nearest supported: 1073676288"),
         ((N, -1), {}, ArgumentError, r"shape_k: got -1"),
         ((N, 1.5), {}, ArgumentTypeError, r"shape_k: got float"),
         ((True, K), {}, ArgumentTypeError, r"shape_n: got bool"),

@@ -429,9 +429,9 @@ def test_copy_and_save() -> None:
         (lambda t, m: m.update(n="41000"), ArgumentError, r"data: got shape"),
         (lambda t, m: m.update(k="192"), ArgumentError, r"data: got shape"),
         (lambda t, m: m.update({"types.group_size": "17"}), ArgumentError, r"group_size: got 17"),
-        (lambda t, m: m.update(k="999999999999999999"), ArgumentError, r"group_size: got 32|data: got shape"),
-        (lambda t, m: m.update(k="9" * 4000), ArgumentError, r"group_size: got 32|data: got shape"),
-        (lambda t, m: m.update(k="64" + "0" * 4000), ArgumentError, r"data: got shape"),
+        (lambda t, m: m.update(k="999999999999999999"), ArgumentError, r"k: got 9+; allowed: an integer from 1 to"),
+        (lambda t, m: m.update(k="9" * 4000), ArgumentError, r"k: got 9+; allowed: an integer from 1 to"),
+        (lambda t, m: m.update(n="64" + "0" * 4000), ArgumentError, r"n: got 640+; allowed: an integer from 1 to"),
         (lambda t, m: m.update(n=None), ArgumentTypeError, r"metadata\['n'\]: got None"),
         (lambda t, m: m.update(n=40), ArgumentTypeError, r"metadata\['n'\]: got 40 \(int\)"),
         (lambda t, m: m.update({"types.element_a": []}), ArgumentTypeError, r"metadata\['types.element_a'\]: got \[\]"),
@@ -462,7 +462,7 @@ def test_a_file_that_is_no_dict() -> None:
         layout.PackedWeight.from_state_dict(packed.state_dict(), None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"tensors: got list; allowed: a dict"):
         layout.PackedWeight.from_state_dict([], packed.metadata())  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match=r"n: got NoneType None; allowed: an integer >= 1"):
+    with pytest.raises(ArgumentTypeError, match=r"n: got NoneType None; allowed: an integer from 1 to"):
         dataclasses.replace(packed, n=None)
     assert type(dataclasses.replace(packed, n=np.int64(packed.n)).n) is int
 

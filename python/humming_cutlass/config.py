@@ -20,11 +20,13 @@ from humming_cutlass.errors import ArgumentError, ArgumentTypeError, Unsupported
 __all__ = [
     "ATOM_K",
     "ATOM_N",
+    "MAX_EXTENT",
     "GemmConfig",
     "ScheduleConfig",
     "TypeConfig",
     "WeightConfig",
     "check_group_size",
+    "extent",
     "integer",
 ]
 
@@ -35,6 +37,8 @@ ATOM_K = 64
 GROUP_QUANTUM = 16
 """A group is a multiple of this many columns: the k extent of one 16-bit MMA."""
 
+MAX_EXTENT = (1 << 30) - (1 << 16)
+"""The largest n and k: kMaxExtent of runtime/gemm_plan.cpp, since kernels round them up in 32 bits."""
 
 _DIVISOR_TRIALS = 1 << 16
 """Divisors tried for the hint of an error: all of them for k < 2^36."""
@@ -52,6 +56,20 @@ def integer(value: Any, parameter: str, allowed: str = "an integer >= 1") -> int
         except TypeError:
             pass
     raise ArgumentTypeError(explain(parameter, f"{type(value).__name__} {value!r}", allowed))
+
+
+def extent(value: Any, parameter: str) -> int:
+    """Returns a weight's n or k as int.
+
+    Raises:
+        ArgumentTypeError: `value` is no integer.
+        ArgumentError: it is below 1 or above `MAX_EXTENT`.
+    """
+    number = integer(value, parameter, f"an integer from 1 to {MAX_EXTENT}")
+    if not 1 <= number <= MAX_EXTENT:
+        nearest = 1 if number < 1 else MAX_EXTENT
+        raise ArgumentError(explain(parameter, value, f"an integer from 1 to {MAX_EXTENT}", nearest))
+    return number
 
 
 def _nearest_group_size(group_size: int, k: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from humming_cutlass import _C, _tensors, dtypes, layout, ops, quantize, torch_ops
-from humming_cutlass.config import TypeConfig, WeightConfig, integer
+from humming_cutlass.config import TypeConfig, WeightConfig, extent
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, StateError, UnsupportedError, explain
 
 __all__ = ["HummingLayer"]
@@ -67,9 +67,7 @@ class HummingLayer(torch.nn.Module):
         batch_invariant: bool = False,
     ) -> None:
         super().__init__()
-        for parameter, value in (("shape_n", shape_n), ("shape_k", shape_k)):
-            if integer(value, parameter) < 1:
-                raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
+        shape_n, shape_k = extent(shape_n, "shape_n"), extent(shape_k, "shape_k")
         for parameter, dtype, types in (
             ("torch_dtype", torch_dtype, dtypes.ACTIVATION_TYPES),
             ("output_dtype", output_dtype, dtypes.OUTPUT_TYPES),
@@ -85,8 +83,8 @@ class HummingLayer(torch.nn.Module):
             raise ArgumentTypeError(explain("bias", type(bias).__name__, "True or False; load_... take the bias"))
         if not isinstance(batch_invariant, bool):
             raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
-        self.shape_n = shape_n = integer(shape_n, "shape_n")
-        self.shape_k = shape_k = integer(shape_k, "shape_k")
+        self.shape_n = shape_n
+        self.shape_k = shape_k
         self.weight_config = WeightConfig.from_any(weight_config)
         self.torch_dtype = torch_dtype
         self.output_dtype = output_dtype or torch_dtype

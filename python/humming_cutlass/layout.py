@@ -17,7 +17,7 @@ import numpy as np
 
 from humming_cutlass import _tensors, dtypes, support
 from humming_cutlass._tensors import Array
-from humming_cutlass.config import ATOM_K, ATOM_N, TypeConfig, check_group_size, integer
+from humming_cutlass.config import ATOM_K, ATOM_N, TypeConfig, check_group_size, extent
 from humming_cutlass.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -82,10 +82,7 @@ class PackedWeight:
     def __post_init__(self) -> None:
         """Checks every shape, dtype and device: a file that was tampered with must not make a kernel read elsewhere."""
         for parameter in ("n", "k"):
-            value = integer(getattr(self, parameter), parameter)
-            if value < 1:
-                raise ArgumentError(explain(parameter, value, "an integer >= 1", 1))
-            object.__setattr__(self, parameter, value)
+            object.__setattr__(self, parameter, extent(getattr(self, parameter), parameter))
         check_types(self.types, self.k)
         _tensors.check_array(self.data, "data")
         rows, columns = _ceil_div(self.n, ATOM_N), _ceil_div(self.k, ATOM_K)
