@@ -207,6 +207,34 @@ def test_a_killed_build_leaves_nothing_that_counts(cache: Path, tmp_path: Path) 
     assert not left[0].exists()
 
 
+def test_a_killed_build_keeps_what_was_done(cache: Path, tmp_path: Path) -> None:
+    """Each kernel is published when the next one is done, not when all are."""
+    nvcc = fake_nvcc(tmp_path)
+    nvcc.write_text(nvcc.read_text().replace("printf ", 'case "$src" in slow*) sleep 60;; esac\nprintf ', 1))
+    names = ["slow", "one", "two", "three"]
+    process = run_python(COMPILE, *names, HUMMING_CUTLASS_NUM_JOBS="4")
+    try:
+        deadline = time.monotonic() + 30
+        while len(list((cache / "v1").glob("??/*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate()
+        for line in (tmp_path / "calls").read_text().splitlines():
+            if line.startswith("slow"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line.split()[1]), signal.SIGKILL)
+    fake_nvcc(tmp_path)
+    before = compiled(tmp_path)
+    found = build.compile_kernels([kernel(name) for name in names])
+    assert {name: path.read_bytes() for name, path in found.items()} == {
+        name: expected_cubin(kernel(name)) for name in names
+    }
+    again = compiled(tmp_path)[len(before) :]
+    assert "slow.cu" in again
+    assert len(again) == 2
+
+
 def test_a_running_build_is_not_swept(cache: Path) -> None:
     store = cache_module.KernelCache(cache)
     cache.mkdir(mode=0o700)

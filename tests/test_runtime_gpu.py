@@ -256,7 +256,7 @@ def test_device_properties() -> None:
 def test_traits(paths: dict[str, str]) -> None:
     traits = _C.Kernel(paths["persistent"], "humming_cutlass_gemm").traits(0)
     assert traits == {
-        "version": 4,
+        "version": 5,
         "threads": 128,
         "smem_bytes": 60000,
         "tile_m": 16,

@@ -383,22 +383,25 @@ def _build_unlocked(
 def _build(
     state: _State, cache: KernelCache, keys: dict[KernelSource, str], progress: bool | None, jobs: int | None
 ) -> tuple[dict[KernelSource, Path], dict[KernelSource, errors.CompileError]]:
-    """Compiles kernels whose locks are held, and publishes them."""
-    sources = list(keys)
-    toolchains = [state.toolchain(source.arch) for source in sources]
+    """Compiles kernels whose locks are held, and publishes each when it is done: a killed build keeps what it has."""
+    toolchains = {source: state.toolchain(source.arch) for source in keys}
     paths: dict[KernelSource, Path] = {}
     failures: dict[KernelSource, errors.CompileError] = {}
     try:
-        with cache.workspace() as folder:
-            results = project.build_project(
-                folder,
-                sources,
-                toolchains,
-                options=state.settings.extra_flags,
-                jobs=jobs or state.settings.num_jobs,
-                progress=progress,
-            )
-            for source, toolchain, result in zip(sources, toolchains, results, strict=True):
+        with (
+            cache.workspace() as folder,
+            contextlib.closing(
+                project.build_project(
+                    folder,
+                    list(toolchains),
+                    list(toolchains.values()),
+                    options=state.settings.extra_flags,
+                    jobs=jobs or state.settings.num_jobs,
+                    progress=progress,
+                )
+            ) as results,
+        ):
+            for source, result in results:
                 key = keys[source]
                 if result.cubin is None:
                     log = cache.record_failure(key, source.text, result.log)
@@ -406,7 +409,7 @@ def _build(
                     continue
                 staged = folder / "entries" / key
                 staged.mkdir(parents=True)
-                _stage(staged, source, toolchain, result, state.settings)
+                _stage(staged, source, toolchains[source], result, state.settings)
                 paths[source] = cache.publish(key, staged)
     except OSError as error:
         raise errors.CacheError(
@@ -416,7 +419,7 @@ def _build(
                 "a directory with room that can be written",
             )
         ) from error
-    return paths, failures
+    return paths, {source: failures[source] for source in keys if source in failures}
 
 
 def _stage(

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from pathlib import Path
 
 from humming_cutlass import errors
@@ -151,8 +151,8 @@ def build_project(
     options: Sequence[str] = (),
     jobs: int | None = None,
     progress: bool | None = None,
-) -> list[BuildResult]:
-    """Compiles sources in an empty folder.
+) -> Generator[tuple[KernelSource, BuildResult], None, None]:
+    """Compiles sources in an empty folder, and gives each as soon as it is done.
 
     Args:
         folder: a private folder; source and build files go there.
@@ -162,8 +162,8 @@ def build_project(
         jobs: compilers at once; default: one a core.
         progress: show a bar on stderr; default: when that is a terminal.
 
-    Returns:
-        One result a source, in order. A failed compilation is a result too.
+    Yields:
+        Each source once, in the order in which they are done, with its result. A failed compilation is a result too.
 
     Raises:
         CompileError: cmake itself failed.
@@ -187,8 +187,10 @@ def build_project(
 
     # What each kernel's compiler printed stands after the line that says it is done.
     logs: dict[str, list[str]] = {source.name: [] for source in sources}
+    waiting = {source.name: source for source in sources}
     general: list[str] = []
     current = general
+    finished: str | None = None
     jobs = min(jobs or default_jobs(), len(sources))
     show = sys.stderr.isatty() if progress is None else progress
     ninja = [str(tools.ninja), "-k", "0", "-j", str(jobs), "--verbose"]
@@ -197,24 +199,24 @@ def build_project(
         for line in process.stdout:
             status = _STATUS.match(line)
             if status is not None:
-                finished = _kernel_of(line, logs)
+                if finished is not None:
+                    yield waiting.pop(finished), _result(folder, finished, logs[finished])
+                finished = _kernel_of(line, waiting)
                 current = general if finished is None else logs[finished]
                 if finished is not None:
                     done(finished)
             current.append(line)
-    seconds = _seconds(folder)
-    results = []
-    for source in sources:
-        cubin = folder / f"{source.name}.cubin"
-        log = "".join(logs[source.name])
-        built = cubin.is_file() and "\nFAILED: " not in log
-        if not built and not log:
-            log = "".join(general)
-        results.append(BuildResult(cubin if built else None, log, seconds.get(cubin.name, 0.0)))
-    return results
+    for name, source in waiting.items():
+        yield source, _result(folder, name, logs[name] or general)
 
 
-def _kernel_of(line: str, names: dict[str, list[str]]) -> str | None:
+def _result(folder: Path, name: str, log: Sequence[str]) -> BuildResult:
+    cubin = folder / f"{name}.cubin"
+    built = cubin.is_file() and not any(line.startswith("FAILED: ") for line in log)
+    return BuildResult(cubin if built else None, "".join(log), _seconds(folder).get(cubin.name, 0.0))
+
+
+def _kernel_of(line: str, names: Container[str]) -> str | None:
     """The kernel that a status line of verbose ninja is about: the output of its command."""
     match = re.search(r" -o (?:\S*/)?([^\s/]+)\.cubin ", line)
     return match[1] if match is not None and match[1] in names else None
