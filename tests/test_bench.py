@@ -225,8 +225,8 @@ def test_repeats_of_contenders_alternate(monkeypatch):
 
 def test_shapes():
     assert parse_shape("8192x4096") == (8192, 4096)
-    assert parse_shape("2147483647x1") == (2**31 - 1, 1)
-    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3", "2147483648x16", "16x99999999999999999999", "٤x٤"):
+    assert parse_shape("1073676288x1") == (2**30 - 2**16, 1)
+    for text in ("8192", "0x4", "4x-4", "axb", "1x2x3", "1073676289x16", "16x99999999999999999999", "٤x٤"):
         with pytest.raises(ArgumentError, match="NxK"):
             parse_shape(text)
 
@@ -320,7 +320,7 @@ def test_a_wrong_filter_of_a_suite_is_named(capsys, words, sentence):
         (["--bandwidth", "inf"], "--bandwidth: got inf; allowed: a finite positive number"),
         (["--peak", "nan"], "--peak: got nan; allowed: a finite positive number"),
         (["--peak", "inf"], "--peak: got inf; allowed: a finite positive number"),
-        (["--shapes", "99999999999999999999x16"], "allowed: NxK with numbers from 1 to 2147483647"),
+        (["--shapes", "99999999999999999999x16"], "allowed: NxK with numbers from 1 to 1073676288"),
         (["--m", "99999999999999999999"], "--m: got 99999999999999999999; allowed: numbers up to 2147483647"),
     ],
 )
@@ -560,6 +560,34 @@ def test_report_refuses_a_file_of_another_kind(tmp_path, capsys, content, senten
     path.write_bytes(content)
     assert cli.run(["bench", "report", str(path)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("us", "fast"),
+        ("us", 0),
+        ("us", None),
+        ("us", math.nan),
+        ("us", True),
+        ("m", None),
+        ("m", 0),
+        ("m", 1.5),
+        ("n", "64"),
+        ("group", None),
+        ("impl", 7),
+        ("a", []),
+        ("roofline", "high"),
+        ("within", {}),
+    ],
+)
+def test_report_refuses_a_row_with_a_wrong_value(tmp_path, capsys, field, value):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(_row("humming_cutlass", 1, 1.0, n=64) | {field: value}) + "\n")
+    assert cli.run(["bench", "report", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"results.jsonl:1, {field} " in error
+    assert len(error.splitlines()) == 1
 
 
 def test_report_of_nothing_writes_nothing(tmp_path, capsys):

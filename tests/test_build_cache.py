@@ -393,6 +393,16 @@ def _flip_a_bit(entry: Path) -> None:
     (entry / "kernel.cubin").write_bytes(content)
 
 
+def _a_file(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.write_text("no folder")
+
+
+def _a_link(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.symlink_to("nowhere")
+
+
 def _remove_cubin(entry: Path) -> None:
     (entry / "kernel.cubin").unlink()
 
@@ -405,7 +415,9 @@ def _garble_record(entry: Path) -> None:
     (entry / "meta.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, _remove_cubin, _remove_record, _garble_record])
+@pytest.mark.parametrize(
+    "damage", [_truncate, _flip_a_bit, _remove_cubin, _remove_record, _garble_record, _a_file, _a_link]
+)
 def test_a_damaged_entry_is_compiled_again_with_one_warning(cache: Path, tmp_path: Path, damage: object) -> None:
     path = build.compile_kernels([kernel()])["scale"]
     damage(path.parent)  # type: ignore[operator]

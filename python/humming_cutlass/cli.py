@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from humming_cutlass.config import MAX_EXTENT
 from humming_cutlass.errors import ArgumentError, HummingError, UnsupportedError, explain
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ def _device(name: str) -> tuple[torch.device, str]:
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     m: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Tokens.")] = 128,
-    n: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Rows of the weight.")] = 8192,
-    k: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Columns of the weight.")] = 8192,
+    n: Annotated[int, typer.Option(min=1, max=MAX_EXTENT, help="Rows of the weight.")] = 8192,
+    k: Annotated[int, typer.Option(min=1, max=MAX_EXTENT, help="Columns of the weight.")] = 8192,
     weight: Annotated[str, typer.Option(help="Type of the weight.")] = "int6",
     as_json: Json = False,
 ) -> None:

@@ -9,13 +9,10 @@ import re
 import torch
 
 from humming_cutlass import _tensors, dtypes, layout
-from humming_cutlass.config import TypeConfig, WeightConfig
+from humming_cutlass.config import MAX_EXTENT, TypeConfig, WeightConfig
 from humming_cutlass.errors import ArgumentError, explain
 
-__all__ = ["LARGEST", "Problem", "RandomWeight", "error_bound", "parse_shape"]
-
-LARGEST = 2**31 - 1
-"""The greatest n, k and m: kernels take them as int32."""
+__all__ = ["Problem", "RandomWeight", "error_bound", "parse_shape"]
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -26,8 +23,9 @@ def parse_shape(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
     shape = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 0 < max(shape) <= LARGEST:
-        raise ArgumentError(explain("shapes", repr(text), f"NxK with numbers from 1 to {LARGEST}, such as 8192x8192"))
+    if not 0 < max(shape) <= MAX_EXTENT:
+        allowed = f"NxK with numbers from 1 to {MAX_EXTENT}, such as 8192x8192"
+        raise ArgumentError(explain("shapes", repr(text), allowed))
     return shape
 
 

@@ -90,11 +90,25 @@ TYPES_GOAL, EVERY_M_GOAL = 1.1, 0.95
 HOST_GOAL_US = 6
 
 
+def _is_sound(field: str, value: object) -> bool:
+    """Whether a row's field has a value that the tables can be made of."""
+    if field in ("m", "n", "k"):
+        return type(value) is int and value > 0
+    if field == "group":
+        return type(value) is int
+    if field in ("us", "host_us", "host_us_min"):
+        return type(value) in (int, float) and 0 < float(str(value)) < math.inf
+    if field in ("within", "roofline", "roofline_us", "tflops", "clock_mhz"):
+        return value is None or isinstance(value, (bool, int, float))
+    return isinstance(value, str)
+
+
 def read_rows(path: pathlib.Path) -> list[Row]:
     """Returns the rows of a JSON-lines file that hold a measurement.
 
     Raises:
-        ArgumentError: the file is missing or no text, a line is not JSON or lacks a field, or no line is a measurement.
+        ArgumentError: the file is missing or no text, a line is not JSON, lacks a field or has a wrong
+            value in one, or no line is a measurement.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -116,6 +130,10 @@ def read_rows(path: pathlib.Path) -> list[Row]:
         if missing := sorted(fields - set(row)):
             got = f"{path}:{number} without {missing[0]!r}"
             raise ArgumentError(explain("results", got, "lines written by bench --json"))
+        for field in sorted(fields):
+            if not _is_sound(field, row[field]):
+                got = f"{path}:{number}, {field} {row[field]!r:.40}"
+                raise ArgumentError(explain("results", got, "lines written by bench --json"))
         if fields:
             rows.append(row)
     if not rows:

@@ -207,7 +207,7 @@ def read_entry(entry: Path) -> tuple[Path | None, str | None]:
     except ValueError:
         return None, "meta.json cannot be parsed"
     except OSError as error:
-        return (None, f"{error.strerror}: {error.filename}") if entry.is_dir() else (None, None)
+        return (None, f"{error.strerror}: {error.filename}") if os.path.lexists(entry) else (None, None)
     if not isinstance(meta, dict) or meta.get("size") != len(cubin):
         return None, "kernel.cubin has another size than meta.json says"
     if meta.get("sha256") != hashlib.sha256(cubin).hexdigest():
@@ -396,7 +396,10 @@ class KernelCache:
         away = self.root / "tmp" / f"damaged-{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.entry(key), away)
-            shutil.rmtree(away, ignore_errors=True)
+            if away.is_dir() and not away.is_symlink():
+                shutil.rmtree(away, ignore_errors=True)
+            else:
+                away.unlink()
 
     def record_failure(self, key: str, source: str, log: str) -> Path:
         """Keeps source and log of a failed build and returns the log's path."""

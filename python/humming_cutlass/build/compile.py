@@ -383,7 +383,7 @@ def _build_unlocked(
 def _build(
     state: _State, cache: KernelCache, keys: dict[KernelSource, str], progress: bool | None, jobs: int | None
 ) -> tuple[dict[KernelSource, Path], dict[KernelSource, errors.CompileError]]:
-    """Compiles kernels whose locks are held, and publishes each when it is done: a killed build keeps what it has."""
+    """Compiles kernels whose locks are held; publishes each when the next is done, so that a killed build keeps it."""
     toolchains = {source: state.toolchain(source.arch) for source in keys}
     paths: dict[KernelSource, Path] = {}
     failures: dict[KernelSource, errors.CompileError] = {}

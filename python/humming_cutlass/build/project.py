@@ -152,7 +152,7 @@ def build_project(
     jobs: int | None = None,
     progress: bool | None = None,
 ) -> Generator[tuple[KernelSource, BuildResult], None, None]:
-    """Compiles sources in an empty folder, and gives each as soon as it is done.
+    """Compiles sources in an empty folder, and gives each when the next one is done, by which its output is complete.
 
     Args:
         folder: a private folder; source and build files go there.
