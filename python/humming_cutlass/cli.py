@@ -21,16 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from humming_cutlass.config import MAX_EXTENT
+from humming_cutlass.config import INT32_MAX, MAX_EXTENT
 from humming_cutlass.errors import ArgumentError, HummingError, UnsupportedError, explain
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["app", "run"]
-
-_INT32_MAX = 2**31 - 1
-"""The greatest n, k and m: kernels take them as int32."""
 
 app = typer.Typer(
     name="humming_cutlass",
@@ -92,8 +89,8 @@ def _numbers(text: str, parameter: str, least: int) -> list[int]:
         raise ArgumentError(explain(parameter, repr(text), "whole numbers separated by commas")) from None
     if min(numbers) < least:
         raise ArgumentError(explain(parameter, min(numbers), f"numbers from {least} on", least))
-    if max(numbers) > _INT32_MAX:
-        raise ArgumentError(explain(parameter, max(numbers), f"numbers up to {_INT32_MAX}", _INT32_MAX))
+    if max(numbers) > INT32_MAX:
+        raise ArgumentError(explain(parameter, max(numbers), f"numbers up to {INT32_MAX}", INT32_MAX))
     return numbers
 
 
@@ -131,7 +128,7 @@ def _device(name: str) -> tuple[torch.device, str]:
 @app.command()
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    m: Annotated[int, typer.Option(min=1, max=_INT32_MAX, help="Tokens.")] = 128,
+    m: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Tokens.")] = 128,
     n: Annotated[int, typer.Option(min=1, max=MAX_EXTENT, help="Rows of the weight.")] = 8192,
     k: Annotated[int, typer.Option(min=1, max=MAX_EXTENT, help="Columns of the weight.")] = 8192,
     weight: Annotated[str, typer.Option(help="Type of the weight.")] = "int6",

@@ -20,6 +20,7 @@ from humming_cutlass.errors import ArgumentError, ArgumentTypeError, Unsupported
 __all__ = [
     "ATOM_K",
     "ATOM_N",
+    "INT32_MAX",
     "MAX_EXTENT",
     "GemmConfig",
     "ScheduleConfig",
@@ -37,6 +38,8 @@ ATOM_K = 64
 GROUP_QUANTUM = 16
 """A group is a multiple of this many columns: the k extent of one 16-bit MMA."""
 
+INT32_MAX = (1 << 31) - 1
+"""The largest m: kernels take it, and counts made of it, as int32."""
 MAX_EXTENT = (1 << 30) - (1 << 16)
 """The largest n and k: kMaxExtent of runtime/gemm_plan.cpp, since kernels round them up in 32 bits."""
 

@@ -13,14 +13,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from humming_cutlass import support
-from humming_cutlass.config import ATOM_K, ATOM_N, GemmConfig, ScheduleConfig, TypeConfig, integer
+from humming_cutlass.config import ATOM_K, ATOM_N, INT32_MAX, GemmConfig, ScheduleConfig, TypeConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
-
-
-_MOST = 2**31 - 1
-"""The largest extent: kernels take 32-bit integers."""
 
 
 def _extent(parameter: str, value: object, least: int) -> int:
@@ -28,8 +24,8 @@ def _extent(parameter: str, value: object, least: int) -> int:
     number = integer(value, parameter, "an int")
     if number < least:
         raise ArgumentError(explain(parameter, value, f"at least {least}", least))
-    if number > _MOST:
-        raise ArgumentError(explain(parameter, value, f"at most {_MOST}", _MOST))
+    if number > INT32_MAX:
+        raise ArgumentError(explain(parameter, value, f"at most {INT32_MAX}", INT32_MAX))
     return number
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from humming_cutlass import planner, support
 from humming_cutlass._version import __version__
 from humming_cutlass.build.cache import FileLock
-from humming_cutlass.config import GemmConfig, TypeConfig
+from humming_cutlass.config import INT32_MAX, GemmConfig, TypeConfig
 from humming_cutlass.errors import CacheError, HummingError, explain
 
 __all__ = ["TOKEN_STEP", "Gpu", "Outcome", "check_file", "gpu", "path", "save", "stored", "token_steps"]
@@ -36,7 +36,6 @@ _VARIABLE = "HUMMING_CUTLASS_TUNING_FILE"
 _FORMAT = 1
 _MAX_BYTES = 4 << 20
 """Some ten thousand choices. A larger file is not ours."""
-_MAX_EXTENT = 2**31 - 1
 _LOCK_TIMEOUT = 60.0
 
 _Key = tuple[str, int, TypeConfig, int, int, int]
@@ -249,8 +248,8 @@ def _parse(entry: dict[str, Any]) -> tuple[_Key, planner.Choice]:
     for field in ("sm_count", "n", "k", "m", "split_k"):
         value = entry.get(field)
         least = 0 if field == "split_k" else 1  # 0 is stream-k
-        if type(value) is not int or not least <= value <= _MAX_EXTENT:
-            raise ValueError(f"{field} is no number from {least} to {_MAX_EXTENT}")
+        if type(value) is not int or not least <= value <= INT32_MAX:
+            raise ValueError(f"{field} is no number from {least} to {INT32_MAX}")
     if len(entry["kernel"]) > 500:
         raise ValueError("kernel is no name")
     config = GemmConfig.from_name(entry["kernel"])

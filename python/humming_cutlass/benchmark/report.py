@@ -97,7 +97,7 @@ def _is_sound(field: str, value: object) -> bool:
     if field == "group":
         return type(value) is int
     if field in ("us", "host_us", "host_us_min"):
-        return type(value) in (int, float) and 0 < float(str(value)) < math.inf
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     if field in ("within", "roofline", "roofline_us", "tflops", "clock_mhz"):
         return value is None or isinstance(value, (bool, int, float))
     return isinstance(value, str)

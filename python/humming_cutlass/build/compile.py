@@ -393,8 +393,7 @@ def _build(
             contextlib.closing(
                 project.build_project(
                     folder,
-                    list(toolchains),
-                    list(toolchains.values()),
+                    toolchains,
                     options=state.settings.extra_flags,
                     jobs=jobs or state.settings.num_jobs,
                     progress=progress,

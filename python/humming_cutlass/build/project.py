@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from humming_cutlass import errors
@@ -70,13 +70,13 @@ def _quote(value: object) -> str:
     return f"[==[{value}]==]"
 
 
-def _cmake_lists(sources: Sequence[KernelSource], toolchains: Sequence[Toolchain], options: Sequence[str]) -> str:
+def _cmake_lists(toolchains: Mapping[KernelSource, Toolchain], options: Sequence[str]) -> str:
     lines = [
         "cmake_minimum_required(VERSION 3.21)",
         "project(humming_cutlass_kernels LANGUAGES NONE)",
         f"include({_quote(cmake_directory() / 'HummingCutlassKernels.cmake')})",
     ]
-    for index, (source, toolchain) in enumerate(zip(sources, toolchains, strict=True)):
+    for index, (source, toolchain) in enumerate(toolchains.items()):
         lines.append(f"humming_cutlass_add_kernels(kernel_{index} ARCH {source.arch} NVCC {_quote(toolchain.nvcc)}")
         lines.append(f"  SOURCES {_quote(source.name + '.cu')}")
         lines.append(f"  INCLUDE_DIRECTORIES {' '.join(map(_quote, toolchain.include_directories))}")
@@ -145,8 +145,7 @@ def _seconds(folder: Path) -> dict[str, float]:
 
 def build_project(
     folder: Path,
-    sources: Sequence[KernelSource],
-    toolchains: Sequence[Toolchain],
+    toolchains: Mapping[KernelSource, Toolchain],
     *,
     options: Sequence[str] = (),
     jobs: int | None = None,
@@ -156,8 +155,7 @@ def build_project(
 
     Args:
         folder: a private folder; source and build files go there.
-        sources: kernels of distinct names.
-        toolchains: one a source.
+        toolchains: of each kernel, what compiles it; kernels of distinct names, cmake of the first.
         options: more flags for nvcc.
         jobs: compilers at once; default: one a core.
         progress: show a bar on stderr; default: when that is a terminal.
@@ -168,10 +166,10 @@ def build_project(
     Raises:
         CompileError: cmake itself failed.
     """
-    (folder / "CMakeLists.txt").write_text(_cmake_lists(sources, toolchains, options))
-    for source in sources:
+    (folder / "CMakeLists.txt").write_text(_cmake_lists(toolchains, options))
+    for source in toolchains:
         (folder / f"{source.name}.cu").write_text(source.text)
-    tools = toolchains[0]
+    tools = next(iter(toolchains.values()))
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "TMPDIR": str(folder)}
     # These change what cmake generates, and the user set them for projects of his own.
     for name in ("CMAKE_GENERATOR", "CMAKE_TOOLCHAIN_FILE", "CMAKE_BUILD_TYPE", "CMAKE_EXPORT_COMPILE_COMMANDS"):
@@ -186,15 +184,15 @@ def build_project(
         )
 
     # What each kernel's compiler printed stands after the line that says it is done.
-    logs: dict[str, list[str]] = {source.name: [] for source in sources}
-    waiting = {source.name: source for source in sources}
+    logs: dict[str, list[str]] = {source.name: [] for source in toolchains}
+    waiting = {source.name: source for source in toolchains}
     general: list[str] = []
     current = general
     finished: str | None = None
-    jobs = min(jobs or default_jobs(), len(sources))
+    jobs = min(jobs or default_jobs(), len(toolchains))
     show = sys.stderr.isatty() if progress is None else progress
     ninja = [str(tools.ninja), "-k", "0", "-j", str(jobs), "--verbose"]
-    with _progress(len(sources), show) as done, _process(ninja, folder, environment) as process:
+    with _progress(len(toolchains), show) as done, _process(ninja, folder, environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             status = _STATUS.match(line)

@@ -496,8 +496,9 @@ struct MmaSm90BulkMultistage {
     }
   }
 
-  /// Runs the slabs of this warp: `keep(row, first, sums)` takes the sums of an atom row, of the warp's first column,
-  /// or zeros where it has none, or to be added; `finish(begin, end)` follows each block of atom rows, and is called by every warp.
+  /// Runs the slabs of this warp: `keep(row, first, sums)` takes the sums of an atom row, of the warp's first column, or
+  /// zeros where it has none, or to be added; `finish(begin, end)` follows each block of atom rows, and is called by every
+  /// warp.
   template <class Keep, class Finish>
   __device__ void operator()(Sequence now, Keep&& keep, Finish&& finish) {
     Fragment tCrA;
