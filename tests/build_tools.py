@@ -7,6 +7,7 @@ first half, waits, then writes the rest: whoever reads a half-written file is fo
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from humming_cutlass import build
 
-__all__ = ["calls", "empty_cache", "expected_cubin", "fake_nvcc", "kernel", "run_python"]
+__all__ = ["calls", "empty_cache", "expected_cubin", "fake_nvcc", "kernel", "run_python", "traits_version"]
 
 _SCRIPT = """#!/bin/sh
 case "$*" in
@@ -86,3 +87,10 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HUMMING_CUTLASS_AOT_DIR", "HUMMING_CUTLASS_DISABLE_JIT", "HUMMING_CUTLASS_EXTRA_CUDA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     return directory
+
+
+def traits_version() -> int:
+    """The version of KernelTraits and GemmArguments that the header states."""
+    header = build.include_directories()[0] / "humming_cutlass" / "device" / "arguments.hpp"
+    (version,) = re.findall(r"kKernelTraitsVersion = (\d+);", header.read_text())
+    return int(version)

@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from build_tools import traits_version
 from humming_cutlass import _C, support
 from humming_cutlass.config import MAX_EXTENT, ScheduleConfig
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, LaunchError
@@ -121,13 +122,14 @@ class FakeTensor:
 
 class Arguments(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("a", "b", "scale", "zero", "global_scale", "bias", "d")),
-        ("partial", ctypes.c_uint64),
-        ("counter", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("share", "more", "m", "n", "k", "split_k")),
+        *((name, ctypes.c_int32) for name in ("slab_atoms", "short_slab_warp", "box_bytes_a", "groups")),
+        *((name, ctypes.c_uint64) for name in ("scale", "zero", "a")),
         ("stride_a", ctypes.c_int64),
+        ("d", ctypes.c_uint64),
         ("stride_d", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "groups", "split_k")),
-        *((name, ctypes.c_int32) for name in ("share", "more", "slab_atoms", "box_bytes_a")),
+        *((name, ctypes.c_uint64) for name in ("global_scale", "bias", "partial", "counter")),
     )
 
 
@@ -179,7 +181,7 @@ def map_back(back: int) -> Map:
 
 def cubin(**changes) -> str:
     traits = {
-        "version": 5,
+        "version": traits_version(),
         "threads": 128,
         "smem_bytes": 1024,
         "tile_m": 16,
@@ -260,7 +262,7 @@ def loading():
     assert fake.fake_stack() == 0, "the context stack must be as before"
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
-    raises(LaunchError, lambda: kernel(version=7).traits(0), "version 7", "version 5")
+    raises(LaunchError, lambda: kernel(version=2).traits(0), "version 2", f"version {traits_version()}")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8, max_m=33).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
@@ -280,6 +282,8 @@ def loading():
 
 
 def arguments():
+    first_line = 64 - 16  # what the first 64 bytes of a launch's parameters hold of these on SM90
+    assert Arguments.scale.offset == first_line, "what the first copies need comes first"
     bias, factor = FakeTensor((N,), FLOAT32), FakeTensor((1,), FLOAT32)
     zero = FakeTensor((3, GROUPS, 16), FLOAT16)
     bound = plan(bias=bias, global_scale=factor, zero=zero)
@@ -537,6 +541,9 @@ def tensor_maps_of_slabs():
                 assert last_map().box2 == (slab if slab * m <= room else -(-slab // 2)), (most, atoms, n, m)
                 grid = min(rows, 10)
                 assert shares_of_last_launch() == (rows // grid, rows % grid, slab), (most, atoms, n, m)
+                *whole, last = range(0, atoms, slab)  # the slabs of an atom row are dealt out to 16 warps in turn
+                short = len(whole) % 16 if atoms - last < slab else -1
+                assert last_launch().arguments.short_slab_warp == short, (most, atoms, n, m)
 
 
 def tensor_maps_of_the_weight():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import humming_cutlass
-from build_tools import calls, fake_nvcc
+from build_tools import calls, fake_nvcc, traits_version
 from humming_cutlass import build
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ file(WRITE "${{CMAKE_BINARY_DIR}}/cubins.txt" "${{cubins}}\\n${{kernels_CUBINS}}
 _PROGRAM = """
 #include <humming_cutlass/device/arguments.hpp>
 
-int main() { return humming_cutlass::kKernelTraitsVersion == 5 ? 0 : 1; }
+int main() { return humming_cutlass::kKernelTraitsVersion == VERSION ? 0 : 1; }
 """
 
 _KERNEL = """
@@ -55,7 +55,7 @@ def _use(folder: Path, find: str, *options: str, nvcc: Path | None) -> Path:
     """Writes a project, builds it twice, runs its program, and returns its build folder."""
     (folder / "source").mkdir()
     (folder / "source" / "CMakeLists.txt").write_text(_USER.format(find=find, nvcc=f"NVCC {nvcc}" if nvcc else ""))
-    (folder / "source" / "program.cpp").write_text(_PROGRAM)
+    (folder / "source" / "program.cpp").write_text(_PROGRAM.replace("VERSION", str(traits_version())))
     (folder / "source" / "scale.cu").write_text(_KERNEL)
     tools = build.find_toolchain()
     configure = ("-S", folder / "source", "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools.ninja}")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from build_tools import traits_version
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("humming_cutlass._C", reason="the extension is not built")
 
@@ -256,7 +258,7 @@ def test_device_properties() -> None:
 def test_traits(paths: dict[str, str]) -> None:
     traits = _C.Kernel(paths["persistent"], "humming_cutlass_gemm").traits(0)
     assert traits == {
-        "version": 5,
+        "version": traits_version(),
         "threads": 128,
         "smem_bytes": 60000,
         "tile_m": 16,

@@ -66,8 +66,6 @@ struct MmaSm90BulkMultistage {
 
   static constexpr int StageCount = Config::StageCount;
   static constexpr int RingBytes = StageCount * StageBytes;  ///< of one warp
-  /// Warps that ask for their first slab before A; the others ask for A first. Of 0, 4, 12 and all, all is the fastest.
-  static constexpr int EarlyWarps = 16;
   /// Whether a slice of A can be larger than what a warp holds of it.
   static constexpr bool TakesHalves = AtomColumns * TileShape::M > decode_blocks_a(AtomColumns, MaxAtoms);
   static constexpr int BytesA = decode_blocks_a(AtomColumns, MaxAtoms) * 128;
@@ -153,7 +151,7 @@ struct MmaSm90BulkMultistage {
         full(shared.full[warp]),
         lane(lane_index) {}
 
-  __device__ int32_t atoms_k() const { return (args.k + 63) / 64; }
+  __device__ int32_t atoms_k() const { return int32_t(uint32_t(args.k + 63) / 64); }
 
   /// Makes the ring ready, which no warp but this one touches, and fills it with the slabs from `at` on; starts the copy
   /// of the slice of A that meets the first. Returns the slab after those.
@@ -162,7 +160,7 @@ struct MmaSm90BulkMultistage {
   /// rings are full whatever is asked for comes microseconds later: factors, which are few bytes, come before B of other
   /// slabs than the first.
   __device__ Sequence start(Sequence at) {
-    if (owns_short_slab(at)) {
+    if (at.first_column == args.short_slab_warp) {
       clear_ring();
     }
     if (lane == 0) {
@@ -171,13 +169,8 @@ struct MmaSm90BulkMultistage {
       }
       cutlass::arch::fence_barrier_init();
       // B is a constant: it need not wait for the kernels that this one depends on.
-      if (at.first_column < EarlyWarps) {
-        load_b(0, at);
-        first_a(at);
-      } else {
-        first_a(at);
-        load_b(0, at);
-      }
+      load_b(0, at);
+      first_a(at);
     }
     __syncwarp();
     arch::wait_on_dependent_grids();
@@ -204,11 +197,6 @@ struct MmaSm90BulkMultistage {
     if (maps_a() && at.valid()) {
       start_a(at.column * AtomColumns);
     }
-  }
-
-  /// Whether the last slab of a row is short, and of the warp whose slabs begin with `first`.
-  __device__ bool owns_short_slab(Sequence const& first) const {
-    return atoms_k() % AtomColumns != 0 && atoms_k() / AtomColumns % Warps == first.first_column;
   }
 
   /// Where a short slab ends, the bits of another slab, or these zeros, meet zeros of A: they must be finite weights.

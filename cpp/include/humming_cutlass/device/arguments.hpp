@@ -26,29 +26,34 @@ HUMMING_CUTLASS_HOST_DEVICE constexpr Shares deal(int64_t count, int64_t parts) 
 ///
 /// Pointers are device pointers. B, scales and zero points are packed (layout/packed_atom.hpp); `n` and `k` are the
 /// logical extents, the packed tensors cover them rounded up to 16 and 64.
+///
+/// A launch fetches its parameters from memory, a line of 64 bytes at a time, of which the first holds 48 bytes of these:
+/// what a kernel needs for its first copies comes first.
 struct GemmArguments {
-  void const* ptr_a;              ///< (m, k), row stride `stride_a`, inner stride 1
-  void const* ptr_b;              ///< uint32 [ceil(n/16)][ceil(k/64)][32 * bits]
-  void const* ptr_scale;          ///< ElementScale [ceil(n/16)][groups][16], rows interleaved 0, 8, 1, 9, ...
-  void const* ptr_zero;           ///< ElementZero, laid out as the scales; null without zero points
-  float const* ptr_global_scale;  ///< one float, or null for 1
-  float const* ptr_bias;          ///< float [n], or null
-  void* ptr_d;                    ///< (m, n), row stride `stride_d`, inner stride 1
-  float* ptr_partial;             ///< partial sums of split-k and stream-k; null when `split_k` is 1, or a cluster
-  uint32_t* ptr_counter;          ///< one per output tile, stream-k: per CTA; zero before and after every launch
-  int64_t stride_a;               ///< elements between rows of A
-  int64_t stride_d;               ///< elements between rows of D
-  int32_t m;
-  int32_t n;
-  int32_t k;
-  int32_t groups;   ///< scale groups along k of the packed scales; 1 for channel scales
-  int32_t split_k;  ///< CTAs that share the k range of an output tile, 1 .. ceil(k / tile_k); 0: stream-k, if there
+  void const* ptr_b;  ///< uint32 [ceil(n/16)][ceil(k/64)][32 * bits]
   /// k tiles, dealt out to the `split_k` CTAs of an output tile, or with stream-k those of all tiles to all CTAs; where
   /// KernelTraits::slab_atoms is not 0, atom rows to CTAs.
   Shares shares;
+  int32_t m;
+  int32_t n;
+  int32_t k;
+  int32_t split_k;  ///< CTAs that share the k range of an output tile, 1 .. ceil(k / tile_k); 0: stream-k, if there
   /// decode_slab_atoms(m, k, the most atom rows of a CTA, KernelTraits::slab_atoms), where that is not 0.
   int32_t slab_atoms;
-  int32_t box_bytes_a;  ///< of a box of TensorMaps::a with `slab_atoms`; 0 without such a map
+  int32_t short_slab_warp;  ///< decode_short_slab_warp(k, slab_atoms)
+  int32_t box_bytes_a;      ///< of a box of TensorMaps::a with `slab_atoms`; 0 without such a map
+  int32_t groups;           ///< scale groups along k of the packed scales; 1 for channel scales
+
+  void const* ptr_scale;          ///< ElementScale [ceil(n/16)][groups][16], rows interleaved 0, 8, 1, 9, ...
+  void const* ptr_zero;           ///< ElementZero, laid out as the scales; null without zero points
+  void const* ptr_a;              ///< (m, k), row stride `stride_a`, inner stride 1
+  int64_t stride_a;               ///< elements between rows of A
+  void* ptr_d;                    ///< (m, n), row stride `stride_d`, inner stride 1
+  int64_t stride_d;               ///< elements between rows of D
+  float const* ptr_global_scale;  ///< one float, or null for 1
+  float const* ptr_bias;          ///< float [n], or null
+  float* ptr_partial;             ///< partial sums of split-k and stream-k; null when `split_k` is 1, or a cluster
+  uint32_t* ptr_counter;          ///< one per output tile, stream-k: per CTA; zero before and after every launch
 };
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
@@ -75,6 +80,12 @@ constexpr int decode_slab_atoms(int32_t m, int32_t k, int32_t rows, int most) {
   int32_t const per_warp = (atoms + kDecodeWarps - 1) / kDecodeWarps;
   int32_t const slab = rounds > 1 ? (per_warp + rounds - 1) / rounds : per_warp;
   return slab > most / 2 ? slab : most / 2;
+}
+
+/// The warp of that kernel whose slab is the last of an atom row and has fewer atoms than others; negative: none.
+constexpr int32_t decode_short_slab_warp(int32_t k, int slab) {
+  int32_t const atoms = (k + kAtomColumns - 1) / kAtomColumns;
+  return slab > 0 && atoms % slab != 0 ? atoms / slab % kDecodeWarps : -1;
 }
 
 /// Atoms of A that a warp takes at a time: a slab's, or half of them where it cannot hold all.
@@ -134,6 +145,6 @@ struct PackArguments {
   int64_t k;
 };
 
-inline constexpr int32_t kKernelTraitsVersion = 5;
+inline constexpr int32_t kKernelTraitsVersion = 6;
 
 }  // namespace humming_cutlass
