@@ -411,7 +411,7 @@ def test_host_command(tmp_path, monkeypatch, capsys):
     words = ["bench", "host", "--device", "cpu", "--batches", "3", "--calls", "4", "--json", str(path)]
     assert cli.run(words) == 0
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["impl"] for row in rows] == ["humming_cutlass", "torch.nn.Linear"]
+    assert [row["impl"] for row in rows] == ["humming_cutlass", "torch.nn.Linear", "torch.Tensor.add_"]
     for row in rows:
         assert 0 < row["host_us_min"] <= row["host_us"]
         assert (row["m"], row["n"], row["k"], row["calls"]) == (1, 64, 128, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,12 +21,15 @@ SHAPES = ((256, 256), (4096, 4096))
 def run(device: torch.device, *, batches: int = 15, calls: int = 1000) -> Iterator[dict[str, Any]]:
     """Yields a row for each shape of `SHAPES` and each of `HummingLayer` (int4, g128) and `torch.nn.Linear`, m = 1.
 
+    Hosts differ by far more than layers: `torch.Tensor.add_` of two single elements, a launch without an allocation, is
+    timed beside them.
+
     A batch is not synchronized inside, so that nothing but the host is timed, and is shorter than the queue of a GPU
     (1024 launches), so that it never waits for one. On a CPU a call computes before it returns.
 
     Args:
         device: where the layers are.
-        batches: how many batches to take the median of; they alternate between the layers.
+        batches: how many batches to take the median of; they alternate between the contenders.
         calls: calls in a batch.
     """
     common = environment(device)
@@ -36,20 +39,25 @@ def run(device: torch.device, *, batches: int = 15, calls: int = 1000) -> Iterat
         ours.load_from_unquantized(weight)
         ours.transform()
         linear = torch.nn.Linear(k, n, bias=False, device=device, dtype=torch.bfloat16)
-        layers: dict[str, torch.nn.Module] = {"humming_cutlass": ours, "torch.nn.Linear": linear}
         x = torch.randn(1, k, device=device, dtype=torch.bfloat16)
-        seconds: dict[str, list[float]] = {impl: [] for impl in layers}
+        one, other = torch.zeros(2, 1, device=device, dtype=torch.bfloat16)
+        contenders: dict[str, tuple[Callable[[torch.Tensor], object], torch.Tensor]] = {
+            "humming_cutlass": (ours, x),
+            "torch.nn.Linear": (linear, x),
+            "torch.Tensor.add_": (one.add_, other),
+        }
+        seconds: dict[str, list[float]] = {impl: [] for impl in contenders}
         with torch.no_grad():
             for batch in range(batches + 1):  # the first one compiles and fills the allocator
-                for impl, layer in layers.items():
+                for impl, (function, argument) in contenders.items():
                     _synchronize(device)
                     begin = time.perf_counter()
                     for _ in range(calls):
-                        layer(x)
+                        function(argument)
                     if batch:
                         seconds[impl].append((time.perf_counter() - begin) / calls)
             _synchronize(device)
-        for impl in layers:
+        for impl in contenders:
             yield common | {
                 "suite": "host",
                 "impl": impl,
