@@ -1,4 +1,4 @@
-"""A CUDA compiler made of a shell script, for tests of what goes on around the compiler.
+"""What tests of compilation share, first of all a CUDA compiler made of a shell script, for what goes on around one.
 
 Its "cubin" is the source it was given, so that a test can tell whether it got the right one, whole. It writes the
 first half, waits, then writes the rest: whoever reads a half-written file is found out.

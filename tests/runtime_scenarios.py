@@ -262,7 +262,9 @@ def loading():
     assert fake.fake_stack() == 0, "the context stack must be as before"
     raises(LaunchError, lambda: _C.Kernel("/nowhere/x.cubin", "f").traits(0), "/nowhere/x.cubin", "cannot be read")
     raises(LaunchError, lambda: _C.Kernel(cubin(), "f").traits(0), "entry: got 'f'")
-    raises(LaunchError, lambda: kernel(version=2).traits(0), "version 2", f"version {traits_version()}")
+    for other in (traits_version() - 1, traits_version() + 1):
+        path = kernel(version=other)
+        raises(LaunchError, lambda path=path: path.traits(0), f"version {other}", f"version {traits_version()}")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(slab_atoms=8, box_m=8, max_m=33).traits(0), "impossible kernel traits")
     raises(LaunchError, lambda: kernel(tile_n=0).traits(0), "impossible")
@@ -283,7 +285,10 @@ def loading():
 
 def arguments():
     first_line = 64 - 16  # what the first 64 bytes of a launch's parameters hold of these on SM90
-    assert Arguments.scale.offset == first_line, "what the first copies need comes first"
+    early = {name for name, _ in Arguments._fields_ if getattr(Arguments, name).offset < first_line}
+    shape = {"m", "n", "k", "groups", "split_k"}
+    assert early == shape | {"b", "share", "more", "slab_atoms", "short_slab_warp", "box_bytes_a"}
+    assert Arguments.scale.offset == first_line, "what SM90 kernels need before they ask for B comes first"
     bias, factor = FakeTensor((N,), FLOAT32), FakeTensor((1,), FLOAT32)
     zero = FakeTensor((3, GROUPS, 16), FLOAT16)
     bound = plan(bias=bias, global_scale=factor, zero=zero)
@@ -297,6 +302,7 @@ def arguments():
     assert (found.m, found.n, found.k, found.groups, found.split_k) == (33, N, K, GROUPS, 1)
     assert (found.stride_a, found.stride_d) == (K + 8, N + 3)
     assert (found.partial, found.counter) == (0, 0)
+    assert (found.slab_atoms, found.short_slab_warp, found.box_bytes_a) == (0, -1, 0), "no kernel of slabs"
     assert (launch.grid, launch.block, launch.shared_memory) == (3 * 2, 128, 1024)
     assert (launch.stream, launch.context, launch.cluster, launch.has_map) == (0x77, 0xC0, 1, 0)
     other = plan(device=(2, 1))

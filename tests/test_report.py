@@ -162,6 +162,9 @@ def test_report_refuses_a_file_of_another_kind(tmp_path, capsys, content, senten
     ("field", "value"),
     [
         ("us", "fast"),
+        ("us", 10**400),
+        ("roofline", 10**400),
+        ("within", 1),
         ("us", 0),
         ("us", None),
         ("us", math.nan),

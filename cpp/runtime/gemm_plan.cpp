@@ -250,7 +250,6 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
   arguments.groups = weight_.groups;
   arguments.split_k = split_k;
   arguments.slab_atoms = 0;
-  arguments.short_slab_warp = -1;
   arguments.box_bytes_a = 0;
   if (traits.slab_atoms == 0) {
     arguments.shares = streams ? deal(tiles * k_tiles, grid) : deal(k_tiles, split_k);
@@ -259,8 +258,8 @@ void GemmPlan::run(Matrix const& a, Matrix const& d, driver::Stream stream, int 
     arguments.shares = deal(atom_rows, grid);
     auto const most = int32_t(ceil_div(atom_rows, grid));
     arguments.slab_atoms = decode_slab_atoms(int32_t(m), weight_.k, most, traits.slab_atoms);
-    arguments.short_slab_warp = decode_short_slab_warp(weight_.k, arguments.slab_atoms);
   }
+  arguments.short_slab_warp = decode_short_slab_warp(weight_.k, arguments.slab_atoms);
 
   driver::ContextScope scope(device);
   if (streams || (split_k > 1 && !in_cluster)) {

@@ -39,7 +39,7 @@ GROUP_QUANTUM = 16
 """A group is a multiple of this many columns: the k extent of one 16-bit MMA."""
 
 INT32_MAX = (1 << 31) - 1
-"""The largest m: kernels take it, and counts made of it, as int32."""
+"""The largest int32: kernels take m, and whatever else they count, as one."""
 MAX_EXTENT = (1 << 30) - (1 << 16)
 """The largest n and k: kMaxExtent of runtime/gemm_plan.cpp, since kernels round them up in 32 bits."""
 

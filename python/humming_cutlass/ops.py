@@ -18,7 +18,7 @@ import numpy as np
 
 from humming_cutlass import _tensors, planner, support, tune
 from humming_cutlass._tensors import Array
-from humming_cutlass.config import ATOM_N, GemmConfig, TypeConfig, integer
+from humming_cutlass.config import ATOM_N, INT32_MAX, GemmConfig, TypeConfig, integer
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 from humming_cutlass.layout import PackedWeight
 
@@ -94,7 +94,7 @@ def gemm_eager(
     _check(a, weight, out)
     if not isinstance(batch_invariant, bool):
         raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
-    if split_k is not None and not 0 <= integer(split_k, "split_k", "an integer >= 0, or None") < 1 << 31:
+    if split_k is not None and not 0 <= integer(split_k, "split_k", "an integer >= 0, or None") <= INT32_MAX:
         raise ArgumentError(explain("split_k", split_k, "an integer from 0, or None", 1))
     given = "config" if config is not None else "split_k" if split_k is not None else None
     if batch_invariant and given is not None:
@@ -597,7 +597,7 @@ def planner_device(index: int) -> planner.Device:
     if index is None:
         raise ArgumentError(explain("device", "cpu", "a CUDA device, whose kernels these are"))
     index = integer(index, "index", "the index of a CUDA device")
-    if not 0 <= index < 1 << 31:
+    if not 0 <= index <= INT32_MAX:
         raise ArgumentError(explain("index", index, "the index of a CUDA device", 0))
     from humming_cutlass import _C
 

@@ -1,4 +1,4 @@
-"""Host time: how long an eager call of a layer keeps the calling thread, output allocation included."""
+"""Host time: how long an eager call keeps the calling thread, of a layer with the allocation of its output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SHAPES = ((256, 256), (4096, 4096))
 
 
 def run(device: torch.device, *, batches: int = 15, calls: int = 1000) -> Iterator[dict[str, Any]]:
-    """Yields a row for each shape of `SHAPES` and each of `HummingLayer` (int4, g128) and `torch.nn.Linear`, m = 1.
+    """Yields rows for each shape of `SHAPES` at m = 1: `HummingLayer` (int4, g128), `torch.nn.Linear`, `add_`.
 
-    Hosts differ by far more than layers: `torch.Tensor.add_` of two single elements, a launch without an allocation, is
-    timed beside them.
+    Hosts differ by far more than layers, hence `torch.Tensor.add_` of two single elements, whatever the shape: a launch
+    without an allocation.
 
     A batch is not synchronized inside, so that nothing but the host is timed, and is shorter than the queue of a GPU
     (1024 launches), so that it never waits for one. On a CPU a call computes before it returns.

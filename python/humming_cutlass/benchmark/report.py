@@ -11,8 +11,9 @@ import json
 import math
 import pathlib
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from humming_cutlass.benchmark.contenders import EXAMPLE, FLOOR, PDL
 from humming_cutlass.errors import ArgumentError, explain
@@ -90,6 +91,13 @@ TYPES_GOAL, EVERY_M_GOAL = 1.1, 0.95
 HOST_GOAL_US = 6
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value of JSON is a number that a float can be, or infinite, or none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
 def _is_sound(field: str, value: object) -> bool:
     """Whether a row's field has a value that the tables can be made of."""
     if field in ("m", "n", "k"):
@@ -97,9 +105,11 @@ def _is_sound(field: str, value: object) -> bool:
     if field == "group":
         return type(value) is int
     if field in ("us", "host_us", "host_us_min"):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-    if field in ("within", "roofline", "roofline_us", "tflops", "clock_mhz"):
-        return value is None or isinstance(value, (bool, int, float))
+        return _is_number(value) and 0 < float(value) < math.inf
+    if field in ("roofline", "roofline_us", "tflops", "clock_mhz"):
+        return value is None or _is_number(value)
+    if field == "within":
+        return value is None or isinstance(value, bool)
     return isinstance(value, str)
 
 
@@ -409,7 +419,7 @@ def _host(rows: Sequence[Row]) -> list[str]:
     for (impl, n, k), row in last.items():
         verdict = _verdict(row["host_us"] <= HOST_GOAL_US) if impl == OURS else ""
         lines.append([impl, f"{n}x{k}", f"{row['host_us']:.2f}", f"{row['host_us_min']:.2f}", verdict])
-    return _table(["layer", "nxk", "µs a call", "fastest batch", f"≤ {HOST_GOAL_US}"], lines) if lines else []
+    return _table(["call", "nxk", "µs a call", "fastest batch", f"≤ {HOST_GOAL_US}"], lines) if lines else []
 
 
 def _provenance(rows: Sequence[Row], command: str) -> list[str]:

@@ -155,7 +155,7 @@ def build_project(
 
     Args:
         folder: a private folder; source and build files go there.
-        toolchains: of each kernel, what compiles it; kernels of distinct names, cmake of the first.
+        toolchains: what compiles each kernel, at least one, of distinct names; cmake and ninja are the first's.
         options: more flags for nvcc.
         jobs: compilers at once; default: one a core.
         progress: show a bar on stderr; default: when that is a terminal.
