@@ -151,6 +151,7 @@ struct MmaSm90BulkMultistage {
         full(shared.full[warp]),
         lane(lane_index) {}
 
+  /// Unsigned, so that the division is a shift.
   __device__ int32_t atoms_k() const { return int32_t(uint32_t(args.k + 63) / 64); }
 
   /// Makes the ring ready, which no warp but this one touches, and fills it with the slabs from `at` on; starts the copy
@@ -168,7 +169,7 @@ struct MmaSm90BulkMultistage {
         FullBarrier::init(full + s, 1);
       }
       cutlass::arch::fence_barrier_init();
-      // B is a constant: it need not wait for the kernels that this one depends on.
+      // B is a constant: it need not wait for the kernels that this one depends on. B before A is faster than A before B.
       load_b(0, at);
       first_a(at);
     }

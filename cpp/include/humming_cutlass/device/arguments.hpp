@@ -1,6 +1,7 @@
 /// The border between host and device: plain structs that a launcher fills and a kernel reads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "humming_cutlass/numeric/types.hpp"
@@ -27,8 +28,8 @@ HUMMING_CUTLASS_HOST_DEVICE constexpr Shares deal(int64_t count, int64_t parts) 
 /// Pointers are device pointers. B, scales and zero points are packed (layout/packed_atom.hpp); `n` and `k` are the
 /// logical extents, the packed tensors cover them rounded up to 16 and 64.
 ///
-/// A launch fetches its parameters from memory, a line of 64 bytes at a time, of which the first holds 48 bytes of these:
-/// what a kernel needs for its first copies comes first.
+/// A launch fetches its parameters from memory, a line of 64 bytes at a time. On SM90 the first line holds 48 bytes of these:
+/// what its kernels need before they ask for B comes first.
 struct GemmArguments {
   void const* ptr_b;  ///< uint32 [ceil(n/16)][ceil(k/64)][32 * bits]
   /// k tiles, dealt out to the `split_k` CTAs of an output tile, or with stream-k those of all tiles to all CTAs; where
@@ -55,6 +56,8 @@ struct GemmArguments {
   float* ptr_partial;             ///< partial sums of split-k and stream-k; null when `split_k` is 1, or a cluster
   uint32_t* ptr_counter;          ///< one per output tile, stream-k: per CTA; zero before and after every launch
 };
+static_assert(offsetof(GemmArguments, ptr_scale) == 48,
+              "GemmArguments: the first line of parameters holds something else");
 
 /// Columns of an atom, and warps of the kernel for few tokens, which split k.
 inline constexpr int kAtomColumns = 64;
