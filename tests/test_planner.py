@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from humming_cutlass import dtypes, errors, planner, support
-from humming_cutlass.config import GemmConfig, ScheduleConfig, TypeConfig
+from humming_cutlass.config import MAX_EXTENT, GemmConfig, ScheduleConfig, TypeConfig
 
 ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
 DEVICES = st.builds(planner.Device, arch=st.sampled_from(ARCHES), sm_count=st.integers(1, 200))
@@ -232,7 +232,9 @@ def test_old_gpus_are_refused(arch: str) -> None:
         ({"m": -1}, errors.ArgumentError, "m: got -1; allowed: at least 0; nearest supported: 0"),
         ({"n": 0}, errors.ArgumentError, "n: got 0; allowed: at least 1; nearest supported: 1"),
         ({"k": 0}, errors.ArgumentError, "k: got 0; allowed: at least 1; nearest supported: 1"),
-        ({"n": 1 << 31}, errors.ArgumentError, "n: got 2147483648; allowed: at most 2147483647"),
+        ({"m": 1 << 31}, errors.ArgumentError, "m: got 2147483648; allowed: at most 2147483647"),
+        ({"n": MAX_EXTENT + 1}, errors.ArgumentError, f"n: got {MAX_EXTENT + 1}; allowed: at most {MAX_EXTENT}"),
+        ({"k": MAX_EXTENT + 1}, errors.ArgumentError, f"k: got {MAX_EXTENT + 1}; allowed: at most {MAX_EXTENT}"),
         ({"k": -64}, errors.ArgumentError, "k: got -64; allowed: at least 1; nearest supported: 1"),
         ({"m": 1.0}, errors.ArgumentTypeError, "m: got float 1.0; allowed: an int"),
         ({"n": "64"}, errors.ArgumentTypeError, "n: got str '64'; allowed: an int"),

@@ -13,20 +13,34 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from humming_cutlass import support
-from humming_cutlass.config import ATOM_K, ATOM_N, INT32_MAX, GemmConfig, ScheduleConfig, TypeConfig, integer
+from humming_cutlass.config import (
+    ATOM_K,
+    ATOM_N,
+    INT32_MAX,
+    MAX_EXTENT,
+    GemmConfig,
+    ScheduleConfig,
+    TypeConfig,
+    integer,
+)
 from humming_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError, explain
 
 __all__ = ["Choice", "Device", "candidates", "choose", "microseconds", "schedules"]
 
 
-def _extent(parameter: str, value: object, least: int) -> int:
-    """Returns an integer, NumPy's too, as Python's, which do not overflow; refuses others and what is below `least`."""
+def _extent(parameter: str, value: object, least: int, most: int = INT32_MAX) -> int:
+    """Returns an integer, NumPy's too, as Python's, which do not overflow; refuses others and what is out of bounds."""
     number = integer(value, parameter, "an int")
     if number < least:
         raise ArgumentError(explain(parameter, value, f"at least {least}", least))
-    if number > INT32_MAX:
-        raise ArgumentError(explain(parameter, value, f"at most {INT32_MAX}", INT32_MAX))
+    if number > most:
+        raise ArgumentError(explain(parameter, value, f"at most {most}", most))
     return number
+
+
+def _extents(m: object, n: object, k: object) -> tuple[int, int, int]:
+    """Returns the extents of a GEMM, checked; n and k are those that kernels can count with."""
+    return _extent("m", m, 0), _extent("n", n, 1, MAX_EXTENT), _extent("k", k, 1, MAX_EXTENT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,7 +248,7 @@ def candidates(
 
     Args and errors: as `choose`.
     """
-    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
+    m, n, k = _extents(m, n, k)
     return [
         Choice(config=config, split_k=split_k)
         for config in schedules(types, device, mainloops=mainloops)
@@ -266,10 +280,10 @@ def choose(
 
     Raises:
         ArgumentTypeError: m, n or k is no integer; as `schedules`.
-        ArgumentError: m, n or k is too small.
+        ArgumentError: m, n or k is too small or too large.
         UnsupportedError: as `schedules`.
     """
-    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
+    m, n, k = _extents(m, n, k)
     if not isinstance(batch_invariant, bool):
         raise ArgumentTypeError(explain("batch_invariant", type(batch_invariant).__name__, "True or False"))
     tokens = _INVARIANT_TOKENS if batch_invariant else m
@@ -323,7 +337,7 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     """
     config = choice.config
     tile_m, tile_n, tile_k = config.schedule.tile_shape
-    m, n, k = _extent("m", m, 0), _extent("n", n, 1), _extent("k", k, 1)
+    m, n, k = _extents(m, n, k)
     if config.schedule.mainloop == support.SM90_DECODE:
         if m > tile_m:
             return math.inf
