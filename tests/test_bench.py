@@ -28,6 +28,7 @@ from humming_cutlass.benchmark import (  # noqa: E402
 from humming_cutlass.benchmark import humming as peer  # noqa: E402
 from humming_cutlass.benchmark.problem import RandomWeight  # noqa: E402
 from humming_cutlass.benchmark.roofline import Roofline, roofline  # noqa: E402
+from humming_cutlass.benchmark.runner import _digits  # noqa: E402
 from humming_cutlass.benchmark.timing import record, rotation_bytes, time_calls, time_together  # noqa: E402
 from humming_cutlass.errors import ArgumentError  # noqa: E402
 
@@ -417,6 +418,31 @@ def test_host_command(tmp_path, monkeypatch, capsys):
     text = report.summary(rows)
     for row in rows:
         assert f"| {row['impl']} | 64x128 | {row['host_us']:.2f} |" in text
+
+
+def _host_words(path, monkeypatch):
+    monkeypatch.setattr("humming_cutlass.benchmark.host.SHAPES", ((64, 128),))
+    return ["bench", "host", "--device", "cpu", "--batches", "1", "--calls", "1", "--json", str(path)]
+
+
+def test_rows_go_on_after_an_interrupted_run(tmp_path, monkeypatch):
+    """What a killed run left of a line must not swallow the first row of the next one."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"gpu": "x')
+    assert cli.run(_host_words(path, monkeypatch)) == 0
+    part, *rows = path.read_text().splitlines()
+    assert part == '{"gpu": "x'
+    assert json.loads(rows[0])["impl"] == "humming_cutlass"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full: /dev/full")
+def test_a_full_disk_is_said(monkeypatch, capsys):
+    assert cli.run(_host_words("/dev/full", monkeypatch)) == 2
+    assert "--json: got /dev/full (No space left on device); allowed: a writable file" in capsys.readouterr().err
+
+
+def test_small_figures_do_not_become_zero():
+    assert [_digits(x) for x in (1.23456789e-7, 98.7654321, 0.0)] == [1.2346e-7, 98.765, 0.0]
 
 
 @pytest.mark.gpu

@@ -236,6 +236,7 @@ def test_precompile_asks_for_every_kernel_of_the_planner(call, tmp_path, monkeyp
         ("--arch", "sm_75", "arch: got sm_75; allowed: sm_80 or later"),
         ("--groups", "17", "--groups: got 17; allowed: -1 or positive multiples of 16; nearest supported: 16"),
         ("--groups", "128,0", "--groups: got 0; allowed: -1 or positive multiples of 16; nearest supported: 16"),
+        ("--groups", "2147483632", "--groups: got 2147483632; allowed: at most 1073676288, the largest k"),
     ],
 )
 def test_precompile_refuses_in_the_words_of_its_options(call, tmp_path, option, word, sentence):

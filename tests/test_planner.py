@@ -326,3 +326,24 @@ def test_the_power_limit_only_adds_time() -> None:
         by_tile[choice.config.schedule.tile_shape] = limited
         assert flops / limited < 0.76e9, "an H200 reaches 750 TFLOP/s at most"
     assert by_tile[256, 128, 128] == min(by_tile.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"choice": None}, errors.ArgumentTypeError, "choice: got NoneType; allowed: a Choice"),
+        ({"device": None}, errors.ArgumentTypeError, "device: got NoneType; allowed: a Device"),
+        ({"split_k": -1}, errors.ArgumentError, "split_k: got -1; allowed: at least 0"),
+        ({"split_k": 1.5}, errors.ArgumentTypeError, "split_k: got float 1.5; allowed: an int"),
+        ({"m": 10**5000}, errors.ArgumentError, "m: got an integer of 16610 bits; allowed: at most 2147483647"),
+    ],
+)
+def test_impossible_arguments_of_the_cost_model(changes: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    device = planner.Device(arch="sm_90a", sm_count=132)
+    choice = planner.choose(TYPES, 64, 4096, 4096, device)
+    if "split_k" in changes:
+        choice = dataclasses.replace(choice, split_k=changes.pop("split_k"))
+    arguments = {"choice": choice, "m": 64, "n": 4096, "k": 4096, "device": device} | changes
+    with pytest.raises(error) as raised:
+        planner.microseconds(**arguments)
+    assert sentence in str(raised.value)

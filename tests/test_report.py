@@ -58,7 +58,7 @@ def test_report_compares_within_a_run_only():
 def test_report_does_not_count_what_is_wrong():
     rows = [_row("humming_cutlass", 1, 1.0, within=False), _row("humming-9.9", 1, 20.0)]
     text = report.summary(rows)
-    assert "### Goals" not in text
+    assert _cells(text, "m ≤ 8")[3:6] == ["0.000 x Humming 9.9", "1.30, aim 1.60", "**no**"]
     assert _cells(text, "1")[1:5] == ["wrong", "20.0", "50%", ""]
 
 
@@ -165,6 +165,20 @@ def test_report_refuses_a_file_of_another_kind(tmp_path, capsys, content, senten
         ("us", 10**400),
         ("roofline", 10**400),
         ("within", 1),
+        ("within", None),
+        ("roofline", None),
+        ("roofline_us", 0),
+        ("tflops", math.inf),
+        ("weight_bytes", None),
+        ("us", 1e308),
+        ("m", 10**400),
+        ("group", 10**400),
+        ("a", "a/b"),
+        ("a", "\ud800"),
+        ("impl", "x" * 5000),
+        ("gpu", "$x^{$"),
+        ("command", "<!-- bench:end -->"),
+        ("date", "yesterday"),
         ("us", 0),
         ("us", None),
         ("us", math.nan),
@@ -187,6 +201,60 @@ def test_report_refuses_a_row_with_a_wrong_value(tmp_path, capsys, field, value)
     error = capsys.readouterr().err
     assert f"results.jsonl:1, {field} " in error
     assert len(error.splitlines()) == 1
+
+
+def test_report_refuses_a_line_that_is_too_deep(tmp_path, capsys):
+    path = tmp_path / "results.jsonl"
+    path.write_text("[" * 200_000)
+    assert cli.run(["bench", "report", str(path)]) == 2
+    assert "one JSON object a line" in capsys.readouterr().err
+
+
+def test_a_wrong_result_misses_every_goal():
+    """A point that is wrong must not be left out of a mean: it has no speed."""
+    peers = [_row(impl, m, 20.0) for impl in ("humming-9.9", "torch.matmul") for m in (32, 64)]
+    good, wrong = _row("humming_cutlass", 32, 10.0), _row("humming_cutlass", 64, 10.0, within=False)
+    goals = _cells(report.summary([*peers, good, wrong]), "32 ≤ m ≤ 256")
+    assert goals[2:6] == ["2", "0.000 x Humming 9.9", "1.20, aim 1.50", "**no**"]
+    assert goals[6].startswith("0.000 x")
+    assert "m = 64" in goals[6]
+    assert goals[8] == "**no**"
+    types = [row | {"suite": "hopper-types"} for row in (*peers, good, wrong)]
+    assert "goal 1.1 over all: **no**" in report.summary(types)
+    steps = [_row("humming_cutlass", m, 10.0, suite="hopper-edges/steps", within=m != 17) for m in (16, 17, 32)]
+    assert _cells(report.summary(steps), "8192x8192 bfloat16 x int4 g128")[-1] == "**no**"
+    floor = [_row("humming_cutlass", 1, 8.0, within=False), _row("streaming_floor", 1, 8.1)]
+    assert _cells(report.summary(floor), "8192x8192")[3:6] == ["wrong", "", "**no**"]
+
+
+def test_points_that_failed_are_named(tmp_path):
+    path = tmp_path / "results.jsonl"
+    rows = [_row("humming_cutlass", 1, 10.0), _row("humming-9.9", 1, 11.0)]
+    failed = {"impl": "humming_cutlass", "m": 2, "error": "LaunchError: no", "unavailable": False}
+    absent = failed | {"impl": "humming-9.9", "unavailable": True}
+    common = {key: rows[0][key] for key in ("gpu", "date", "command", "n", "k", "suite")}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*rows, failed | common, absent | common)))
+    text = report.page(report.read_rows(path), "command")
+    assert "- 2 of 2 points within their bound of accuracy\n- 1 points without a result: humming_cutlass at" in text
+
+
+def test_report_keeps_gpus_apart(tmp_path, capsys):
+    path = tmp_path / "results.jsonl"
+    rows = [_row("humming_cutlass", 1, 10.0), _row("humming_cutlass", 2, 10.0, gpu="another GPU")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.run(["bench", "report", str(path)]) == 2
+    assert "results: got rows of a GPU and of another GPU; allowed: rows of one GPU" in capsys.readouterr().err
+
+
+def test_the_latest_row_counts_whatever_its_place_and_time_zone():
+    early, late = "2026-01-01T05:00:00+09:00", "2026-01-01T04:24:00+00:00"
+    rows = [_row("humming_cutlass", 1, 5.0, date=late), _row("humming_cutlass", 1, 7.0, date=early)]
+    assert _cells(report.summary(rows), "1")[1] == "5.00"
+    host = {"impl": "humming_cutlass", "n": 64, "k": 64, "host_us_min": 1.0, "command": "bench host", "gpu": "a GPU"}
+    rows = [host | {"host_us": 5.0, "date": late}, host | {"host_us": 99.0, "date": early}]
+    assert _cells(report.summary(rows), "humming_cutlass")[2:] == ["5.00", "1.00", "yes"]
+    rows = [row | {"gpu": "none (x86_64 CPU)"} for row in rows]
+    assert _cells(report.summary(rows), "humming_cutlass")[-1] == ""
 
 
 def test_report_of_nothing_writes_nothing(tmp_path, capsys):

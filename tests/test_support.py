@@ -496,3 +496,11 @@ def test_errors_offer_types_that_fit() -> None:
 def test_the_values_of_a_type_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="read-only"):
         dtypes.parse("int4").values()[1] = 100.0
+
+
+@pytest.mark.parametrize("group", ["g0128", "g" + "9" * 6000])
+def test_only_names_that_a_config_has_are_read(group: str) -> None:
+    name = f"sm_90a__bf16_int4_bf16_sbf16_{group}__sm90_tma_gmma_rs_warpspecialized__64x128x128_w64x64_p4"
+    assert GemmConfig.from_name(name.replace(group, "g128")).name == name.replace(group, "g128")
+    with pytest.raises(errors.UnsupportedError, match=r"name: got .*; allowed: a name made by GemmConfig\.name"):
+        GemmConfig.from_name(name)

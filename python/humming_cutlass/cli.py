@@ -12,12 +12,13 @@ import difflib
 import io
 import json
 import math
+import os
 import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -180,7 +181,7 @@ def bench(
     scale: Annotated[str, typer.Option(help="Type of the scales; default: the activations'.")] = "",
     impl: Annotated[str, typer.Option(help="Who is timed; default: all that are installed.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements a point; the median counts.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="Measurements a point; the median counts.")] = 5,
     bandwidth: Annotated[float, typer.Option(help="GB/s for the roofline; 0: known or measured.")] = 0,
     peak: Annotated[float, typer.Option(help="TFLOP/s for the roofline; 0: known or measured.")] = 0,
     json_path: JsonPath = "",
@@ -216,7 +217,7 @@ def bench(
 @bench_app.command("host")
 def bench_host(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    batches: Annotated[int, typer.Option(min=1, help="Batches of calls; the median counts.")] = 15,
+    batches: Annotated[int, typer.Option(min=1, max=10_000, help="Batches of calls; the median counts.")] = 15,
     calls: Annotated[int, typer.Option(min=1, max=1000, help="Calls in a batch.")] = 1000,
     json_path: JsonPath = "",
 ) -> None:
@@ -225,11 +226,10 @@ def bench_host(
     from humming_cutlass.benchmark import host
 
     where = _bench_device(device)
-    with _sink(json_path) as sink:
+    with _Sink(json_path) as sink:
         for row in host.run(where, batches=batches, calls=calls):
-            if sink is not None:
-                print(json.dumps(row), file=sink, flush=True)
-            if sink is not sys.stdout:
+            sink.write(row)
+            if not sink.is_stdout:
                 print(f"{row['impl']:<24}{row['n']}x{row['k']}{row['host_us']:>10.2f} µs a call")
 
 
@@ -247,6 +247,8 @@ def bench_report(
     from humming_cutlass.benchmark import parse_shape, report
 
     rows = [row for path in results for row in report.read_rows(pathlib.Path(path))]
+    if len(gpus := dict.fromkeys(row["gpu"] for row in rows)) > 1:
+        raise ArgumentError(explain("results", f"rows of {' and of '.join(gpus)}", "rows of one GPU, or of none"))
     if shapes:
         wanted = [parse_shape(word) for word in _words(shapes, "--shapes")]
         found = dict.fromkeys(f"{row['n']}x{row['k']}" for row in rows)
@@ -290,18 +292,43 @@ def _bench_device(name: str) -> torch.device:
     return where
 
 
-@contextlib.contextmanager
-def _sink(json_path: str) -> Iterator[TextIO | None]:
-    """Yields where rows go: nowhere, stdout, or the end of a file."""
-    if json_path in ("", "-"):
-        yield sys.stdout if json_path else None
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(json_path, "a", encoding="utf-8"))
-        except OSError as error:
-            raise ArgumentError(explain("--json", f"{json_path} ({error.strerror})", "a writable file")) from None
-        yield file
+class _Sink:
+    """Where rows go: nowhere, stdout, or the end of a file, each at once and whole."""
+
+    def __init__(self, json_path: str) -> None:
+        self.path = json_path
+        self.is_stdout = json_path == "-"
+        self.file: io.FileIO | None = None
+
+    def __enter__(self) -> _Sink:
+        if self.path and not self.is_stdout:
+            try:
+                self.file = io.FileIO(self.path, "a+")
+                if self.file.seekable() and self.file.tell():
+                    self.file.seek(-1, os.SEEK_END)
+                    if self.file.read(1) != b"\n":  # an interrupted run left a part of a line
+                        self.file.write(b"\n")
+            except OSError as error:
+                raise self._refused(error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def write(self, row: dict[str, Any]) -> None:
+        line = json.dumps(row) + "\n"
+        if self.is_stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        elif self.file is not None:
+            try:
+                self.file.write(line.encode())
+            except OSError as error:
+                raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> ArgumentError:
+        return ArgumentError(explain("--json", f"{self.path} ({error.strerror})", "a writable file"))
 
 
 def _run_bench(plans: list[Any], json_path: str) -> None:
@@ -312,7 +339,7 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
 
     failed = measured = 0
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(_sink(json_path))
+        sink = stack.enter_context(_Sink(json_path))
         progress = stack.enter_context(
             Progress(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
         )
@@ -326,9 +353,8 @@ def _run_bench(plans: list[Any], json_path: str) -> None:
                 failed += not row["unavailable"] or row["impl"] == "humming_cutlass"
             else:
                 failed += not row["within"]
-            if sink is not None:
-                print(json.dumps(row), file=sink, flush=True)
-            if sink is sys.stdout:
+            sink.write(row)
+            if sink.is_stdout:
                 continue
             heading = f"{row['n']}x{row['k']} {row['a']} x {row['b']}, group {row['group']}, zero {row['zero']}"
             if heading not in seen:
@@ -551,6 +577,8 @@ def precompile(
         if group != -1 and (group == 0 or group % GROUP_QUANTUM):
             nearest = max(GROUP_QUANTUM, (group + GROUP_QUANTUM // 2) // GROUP_QUANTUM * GROUP_QUANTUM)
             raise ArgumentError(explain("--groups", group, f"-1 or positive multiples of {GROUP_QUANTUM}", nearest))
+        if group > MAX_EXTENT:
+            raise ArgumentError(explain("--groups", group, f"at most {MAX_EXTENT}, the largest k", MAX_EXTENT))
     sources: dict[str, build.KernelSource] = {}
     for a in _words(activations, "--activations"):
         for word in _words(weights, "--weights"):

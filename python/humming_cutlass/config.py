@@ -357,9 +357,11 @@ class GemmConfig:
         found = _NAME.fullmatch(name)
         if found is None:
             raise UnsupportedError(explain("name", repr(name), "a name made by GemmConfig.name"))
+        if any(len(digits) > 1000 for digits in re.findall(r"\d+", name)):  # Python refuses to read much longer ones
+            raise UnsupportedError(explain("name", repr(name)[:100], "a name made by GemmConfig.name"))
         m, n, k = (int(x) for x in found["tile"].split("x"))
         warp_m, warp_n = (int(x) for x in found["warp"].split("x"))
-        return cls(
+        config = cls(
             types=TypeConfig(
                 element_a=_lengthen(found["a"]),
                 element_b=_lengthen(found["b"]),
@@ -376,3 +378,6 @@ class GemmConfig:
             ),
             arch=found["arch"],
         )
+        if config.name != name:
+            raise UnsupportedError(explain("name", repr(name), "a name made by GemmConfig.name", config.name))
+        return config

@@ -334,7 +334,16 @@ def microseconds(choice: Choice, m: int, n: int, k: int, device: Device) -> floa
     """Returns the time that the cost model gives a launch; for comparing choices, not for promises.
 
     It is infinite where the kernel does not take m tokens.
+
+    Raises:
+        ArgumentTypeError: `choice` is no `Choice`, `device` no `Device`, or m, n, k or the split is no integer.
+        ArgumentError: m, n or k is too small or too large, or the split is negative.
     """
+    if not isinstance(choice, Choice):
+        raise ArgumentTypeError(explain("choice", type(choice).__name__, "a Choice"))
+    if not isinstance(device, Device):
+        raise ArgumentTypeError(explain("device", type(device).__name__, "a Device"))
+    _extent("split_k", choice.split_k, 0)
     config = choice.config
     tile_m, tile_n, tile_k = config.schedule.tile_shape
     m, n, k = _extents(m, n, k)

@@ -1,21 +1,23 @@
 """Tables and pictures from result files: docs/performance.md, docs/images and the table of README.md.
 
 Pages keep their hand-written text: what is generated stands between two markers. Every ratio is one of rows of the same
-run; of several runs of a point the last one with this library counts.
+run; of several runs of a point the last one with this library counts. A wrong result has no speed: it counts as 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import pathlib
+import re
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from humming_cutlass.benchmark.contenders import EXAMPLE, FLOOR, PDL
+from humming_cutlass.config import INT32_MAX
 from humming_cutlass.errors import ArgumentError, explain
 
 __all__ = ["BEGIN", "END", "insert", "page", "pictures", "read_rows", "readme_table", "summary"]
@@ -24,12 +26,15 @@ Row = dict[str, Any]
 Point = dict[str, Row]
 """The rows of one problem and m, by contender; all of one run."""
 
-_HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command"})
+_HOST_FIELDS = frozenset({"impl", "n", "k", "host_us", "host_us_min", "date", "command", "gpu"})
 _FIELDS = frozenset(
     {"impl", "m", "n", "k", "a", "b", "scale", "zero", "group", "date", "command", "gpu"}
-    | {"us", "within", "roofline", "roofline_us", "tflops", "clock_mhz"}
+    | {"us", "within", "weight_bytes", "roofline", "roofline_us", "tflops", "clock_mhz"}
 )
+_FAILURE_FIELDS = frozenset({"impl", "m", "n", "k", "date", "command", "gpu", "error"})
 """What the tables need of a row."""
+_WORD = re.compile(r"[\w.+-]{1,60}")
+_LONGEST_TEXT = 2000
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
@@ -91,30 +96,43 @@ TYPES_GOAL, EVERY_M_GOAL = 1.1, 0.95
 HOST_GOAL_US = 6
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value of JSON is a number that a float can be, or infinite, or none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
-
-
 def _is_sound(field: str, value: object) -> bool:
-    """Whether a row's field has a value that the tables can be made of."""
+    """Whether a row's field has a value that the tables, pages and pictures can be made of."""
     if field in ("m", "n", "k"):
-        return type(value) is int and value > 0
+        return type(value) is int and 0 < value <= INT32_MAX
     if field == "group":
-        return type(value) is int
-    if field in ("us", "host_us", "host_us_min"):
-        return _is_number(value) and 0 < float(value) < math.inf
-    if field in ("roofline", "roofline_us", "tflops", "clock_mhz"):
-        return value is None or _is_number(value)
+        return type(value) is int and -1 <= value <= INT32_MAX
+    if field in ("us", "host_us", "host_us_min", "roofline", "roofline_us", "tflops", "clock_mhz", "weight_bytes"):
+        if value is None:
+            return field == "clock_mhz"
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and _LEAST < value < _MOST  # type: ignore[operator]
     if field == "within":
-        return value is None or isinstance(value, bool)
-    return isinstance(value, str)
+        return isinstance(value, bool)
+    if not isinstance(value, str):
+        return False
+    if field in ("a", "b", "scale", "zero", "impl"):
+        return _WORD.fullmatch(value) is not None
+    if field == "date":
+        return _moment(value) is not None
+    return value.isprintable() and len(value) <= _LONGEST_TEXT and not {"`", "|", "<", "$"} & set(value)
+
+
+_LEAST, _MOST = 1e-30, 1e30
+"""Of what is measured, far beyond all of it: ratios are finite."""
+
+
+def _moment(date: str) -> datetime.datetime | None:
+    """Returns when a row was measured, UTC where it does not say; None for what is no date."""
+    try:
+        moment = datetime.datetime.fromisoformat(date)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.timezone.utc)
 
 
 def read_rows(path: pathlib.Path) -> list[Row]:
-    """Returns the rows of a JSON-lines file that hold a measurement.
+    """Returns the rows of a JSON-lines file that hold a measurement, or say that one failed.
 
     Raises:
         ArgumentError: the file is missing or no text, a line is not JSON, lacks a field or has a wrong
@@ -132,11 +150,20 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise ArgumentError(explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line"))
-        fields = _FIELDS if "us" in row else _HOST_FIELDS if "host_us" in row else frozenset()
+        failed = "error" in row and not row.get("unavailable")
+        fields = (
+            _FIELDS
+            if "us" in row
+            else _HOST_FIELDS
+            if "host_us" in row
+            else _FAILURE_FIELDS - {"error"}
+            if failed
+            else frozenset()
+        )
         if missing := sorted(fields - set(row)):
             got = f"{path}:{number} without {missing[0]!r}"
             raise ArgumentError(explain("results", got, "lines written by bench --json"))
@@ -146,7 +173,7 @@ def read_rows(path: pathlib.Path) -> list[Row]:
                 raise ArgumentError(explain("results", got, "lines written by bench --json"))
         if fields:
             rows.append(row)
-    if not rows:
+    if not any("error" not in row for row in rows):
         raise ArgumentError(explain("results", f"{path} without a measurement", "lines written by bench --json"))
     return rows
 
@@ -162,6 +189,12 @@ def problem_name(row: Row) -> str:
     if row.get("global_scale"):
         words.append("global scale")
     return " ".join(words)
+
+
+def _by_moment(run: tuple[str, object]) -> datetime.datetime:
+    moment = _moment(run[0])
+    assert moment is not None, "read_rows refuses what is no date"
+    return moment
 
 
 def _on_cpu(row: Row) -> bool:
@@ -184,7 +217,7 @@ class Results:
         self.problems: dict[str, dict[int, Point]] = {}
         for problem, tokens in runs.items():
             for m in sorted(tokens):
-                ours = [point for _, point in sorted(tokens[m].items()) if OURS in point]
+                ours = [point for date, point in sorted(tokens[m].items(), key=_by_moment) if OURS in point]
                 if ours:
                     self.problems.setdefault(problem, {})[m] = ours[-1]
 
@@ -217,19 +250,21 @@ class Results:
 
 
 def ratio(point: Point, peers: Sequence[str], ours: str = OURS) -> float | None:
-    """Returns how many times as fast as the fastest of `peers` `ours` is; None where one is missing or was wrong.
+    """Returns how many times as fast as the fastest of `peers` `ours` is; None where a peer is missing or was wrong.
 
-    Among others `EXAMPLE` counts only where it was timed: it is built by hand, and not for every m.
+    0 where `ours` was wrong. Among others `EXAMPLE` counts only where it was timed: it is built by hand, and not for
+    every m.
     """
     if len(peers) > 1 and not point.get(EXAMPLE, {}).get("within"):
         peers = [peer for peer in peers if peer != EXAMPLE]
-    rows = [point.get(impl) for impl in (ours, *peers)]
-    times = [row["us"] for row in rows if row is not None and row["within"]]
-    return min(times[1:]) / times[0] if len(times) == len(rows) else None
+    times = [row["us"] for row in (point.get(peer) for peer in peers) if row is not None and row["within"]]
+    if ours not in point or len(times) < len(peers):
+        return None
+    return float(min(times) / point[ours]["us"]) if point[ours]["within"] else 0.0
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
+    return math.exp(statistics.fmean(map(math.log, ratios))) if min(ratios) > 0 else 0.0
 
 
 def _us(row: Row | None) -> str:
@@ -320,9 +355,9 @@ def _floor(results: Results) -> list[str]:
         cells = [problem.split()[0], f"{size / 1e6:.1f}", _us(point[FLOOR])]
         for ours in (OURS, PDL):
             over = ratio(point, (FLOOR,), ours)
-            cells += [_us(point.get(ours)), "" if over is None else f"{1 / over:.2f}"]
+            cells += [_us(point.get(ours)), f"{1 / over:.2f}" if over else ""]
             if ours == OURS:
-                within = over is not None and 1 / over <= FLOOR_GOAL
+                within = bool(over) and 1 / over <= FLOOR_GOAL  # type: ignore[operator]
                 cells.append("-" if size < FLOOR_BYTES else _verdict(within))
         lines.append(cells)
     if not lines:
@@ -350,8 +385,8 @@ def _speeds(results: Results, images: str | None) -> list[str]:
         for m, point in tokens.items():
             ours = point[OURS]
             cells = [str(m), *(_us(point.get(impl)) for impl in everyone), f"{ours['roofline']:.0%}"]
-            cells += [_number(ratio(point, (peer,))) for peer in peers]
-            cells += [_number(ratio(point, peers))] if len(peers) > 1 else []
+            cells += [_number(ratio(point, (peer,)) or None) for peer in peers]
+            cells += [_number(ratio(point, peers) or None)] if len(peers) > 1 else []
             lines.append([*cells, str(ours["clock_mhz"] or "")])
         text += [f"#### {problem}", ""]
         if images is not None:
@@ -371,7 +406,7 @@ def _types(results: Results) -> list[str]:
             found = ratio(point, (HUMMING,))
             if found is not None:
                 kinds.setdefault(problem.split(maxsplit=1)[1], []).append(found)
-            cells.append(_us(point.get(OURS)) + ("" if found is None else f" ({found:.2f})"))
+            cells.append(_us(point.get(OURS)) + (f" ({found:.2f})" if found else ""))
         lines.append(cells)
     text = [f"µs, and in brackets how many times as fast as {results.label(HUMMING)}:", ""]
     text += _table(["problem", *(f"m = {m}" for m in tokens)], lines)
@@ -406,18 +441,18 @@ def _steps(results: Results) -> list[str]:
                 continue
             rows = [tokens[at][OURS] for at in (m - 1, m, step)]
             met = rows[1]["us"] <= rows[2]["us"] * 1.02  # two measurements of the same tile differ that much
-            lines.append([problem, str(m), *map(_us, rows), _verdict(met)])
+            lines.append([problem, str(m), *map(_us, rows), _verdict(met and all(row["within"] for row in rows))])
     return _table(["problem", "m", "µs at m - 1", "µs at m", "µs at the next power of two", "no more than it"], lines)
 
 
 def _host(rows: Sequence[Row]) -> list[str]:
     last: dict[tuple[str, int, int], Row] = {}
-    for row in rows:
-        if "host_us" in row:
-            last[row["impl"], row["n"], row["k"]] = row
+    for row in sorted((row for row in rows if "host_us" in row), key=lambda row: _by_moment((row["date"], row))):
+        last[row["impl"], row["n"], row["k"]] = row
     lines = []
     for (impl, n, k), row in last.items():
-        verdict = _verdict(row["host_us"] <= HOST_GOAL_US) if impl == OURS else ""
+        judged = impl == OURS and not _on_cpu(row)
+        verdict = _verdict(row["host_us"] <= HOST_GOAL_US) if judged else ""
         lines.append([impl, f"{n}x{k}", f"{row['host_us']:.2f}", f"{row['host_us_min']:.2f}", verdict])
     return _table(["call", "nxk", "µs a call", "fastest batch", f"≤ {HOST_GOAL_US}"], lines) if lines else []
 
@@ -434,6 +469,8 @@ def _provenance(rows: Sequence[Row], command: str) -> list[str]:
         row["impl"].replace("humming-", "Humming ") for row in rows if row["impl"].startswith("humming-")
     )
     checked = [row["within"] for row in rows if "within" in row]
+    failures = dict.fromkeys(f"{row['impl']} at {row['n']}x{row['k']}" for row in rows if "error" in row)
+    failed = sum("error" in row for row in rows)
     lines = [
         f"Generated by `{command}`.",
         "",
@@ -443,6 +480,7 @@ def _provenance(rows: Sequence[Row], command: str) -> list[str]:
         f"- date: {', '.join(sorted({row['date'] for row in rows}))}",
         *(f"- measured by `{each}`" for each in dict.fromkeys(row["command"] for row in rows)),
         f"- {sum(checked)} of {len(checked)} points within their bound of accuracy",
+        *([f"- {failed} points without a result: {', '.join(failures)}"] if failed else []),
     ]
     return [*lines, ""]
 

@@ -190,6 +190,11 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": str(error) if unavailable else f"{type(error).__name__}: {error}", "unavailable": unavailable}
 
 
+def _digits(value: float) -> float:
+    """Returns a number with as many digits as a measurement has; a small one does not become zero."""
+    return float(f"{value:.5g}")
+
+
 def _measured(
     contender: Contender, weight: RandomWeight, m: int, error: float, timing: Timing, ceiling: Roofline
 ) -> dict[str, Any]:
@@ -201,14 +206,14 @@ def _measured(
     return {
         "us": round(timing.us, 3),
         "us_min": round(timing.us_min, 3),
-        "tflops": round(operations / timing.us / 1e6, 2),
-        "gbps": round(moved / timing.us / 1e3, 1),
+        "tflops": _digits(operations / timing.us / 1e6),
+        "gbps": _digits(moved / timing.us / 1e3),
         "rel_err": float(f"{error:.3g}"),
         "within": error <= contender.tolerance * error_bound(problem.types),
         "bytes": moved,
         "weight_bytes": contender.weight_bytes,
-        "roofline_us": round(bound_us, 3),
-        "roofline": round(bound_us / timing.us, 4),
+        "roofline_us": _digits(bound_us),
+        "roofline": _digits(bound_us / timing.us),
         "bandwidth_gbps": round(ceiling.bandwidth_gbps, 1),
         "peak_tflops": round(ceiling.peak_tflops, 2),
         "ceilings": ceiling.source,
