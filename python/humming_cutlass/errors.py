@@ -61,10 +61,6 @@ class LaunchError(HummingError, RuntimeError):
     """The CUDA driver refused to load or launch a kernel."""
 
 
-_MAX_BITS = 1024
-"""The longest integer that a sentence spells out."""
-
-
 def explain(parameter: str, got: object, allowed: str, nearest: object | None = None) -> str:
     """Returns the sentence that every error of this package consists of.
 
@@ -74,7 +70,9 @@ def explain(parameter: str, got: object, allowed: str, nearest: object | None = 
         allowed: what would have been accepted, as a phrase.
         nearest: the nearest supported choice, where there is one.
     """
-    if isinstance(got, int) and got.bit_length() > _MAX_BITS:
-        got = f"an integer of {got.bit_length()} bits"  # Python refuses to print much longer ones
+    try:
+        got = str(got)
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        got = f"an integer of {got.bit_length()} bits" if isinstance(got, int) else f"a {type(got).__name__}"
     sentence = f"{parameter}: got {got}; allowed: {allowed}"
     return sentence if nearest is None else f"{sentence}; nearest supported: {nearest}"
