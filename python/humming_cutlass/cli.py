@@ -322,8 +322,10 @@ class _Sink:
             sys.stdout.write(line)
             sys.stdout.flush()
         elif self.file is not None:
+            rest = line.encode()
             try:
-                self.file.write(line.encode())
+                while rest:  # a disk that fills up takes a part, and refuses the next
+                    rest = rest[self.file.write(rest) :]
             except OSError as error:
                 raise self._refused(error) from None
 

@@ -31,7 +31,7 @@ _FIELDS = frozenset(
     {"impl", "m", "n", "k", "a", "b", "scale", "zero", "group", "date", "command", "gpu"}
     | {"us", "within", "weight_bytes", "roofline", "roofline_us", "tflops", "clock_mhz"}
 )
-_FAILURE_FIELDS = frozenset({"impl", "m", "n", "k", "date", "command", "gpu", "error"})
+_FAILURE_FIELDS = frozenset({"impl", "m", "n", "k", "date", "command", "gpu"})
 """What the tables need of a row."""
 _WORD = re.compile(r"[\w.+-]{1,60}")
 _LONGEST_TEXT = 2000
@@ -156,13 +156,7 @@ def read_rows(path: pathlib.Path) -> list[Row]:
             raise ArgumentError(explain("results", f"{path}:{number}: {line[:40]!r}", "one JSON object a line"))
         failed = "error" in row and not row.get("unavailable")
         fields = (
-            _FIELDS
-            if "us" in row
-            else _HOST_FIELDS
-            if "host_us" in row
-            else _FAILURE_FIELDS - {"error"}
-            if failed
-            else frozenset()
+            _FIELDS if "us" in row else _HOST_FIELDS if "host_us" in row else _FAILURE_FIELDS if failed else frozenset()
         )
         if missing := sorted(fields - set(row)):
             got = f"{path}:{number} without {missing[0]!r}"
@@ -191,8 +185,8 @@ def problem_name(row: Row) -> str:
     return " ".join(words)
 
 
-def _by_moment(run: tuple[str, object]) -> datetime.datetime:
-    moment = _moment(run[0])
+def _when(date: str) -> datetime.datetime:
+    moment = _moment(date)
     assert moment is not None, "read_rows refuses what is no date"
     return moment
 
@@ -217,7 +211,7 @@ class Results:
         self.problems: dict[str, dict[int, Point]] = {}
         for problem, tokens in runs.items():
             for m in sorted(tokens):
-                ours = [point for date, point in sorted(tokens[m].items(), key=_by_moment) if OURS in point]
+                ours = [point for _, point in sorted(tokens[m].items(), key=lambda run: _when(run[0])) if OURS in point]
                 if ours:
                     self.problems.setdefault(problem, {})[m] = ours[-1]
 
@@ -447,7 +441,7 @@ def _steps(results: Results) -> list[str]:
 
 def _host(rows: Sequence[Row]) -> list[str]:
     last: dict[tuple[str, int, int], Row] = {}
-    for row in sorted((row for row in rows if "host_us" in row), key=lambda row: _by_moment((row["date"], row))):
+    for row in sorted((row for row in rows if "host_us" in row), key=lambda row: _when(row["date"])):
         last[row["impl"], row["n"], row["k"]] = row
     lines = []
     for (impl, n, k), row in last.items():
